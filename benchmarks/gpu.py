@@ -40,7 +40,7 @@ from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels import embedding_bag
 from sparrow.kernels.embedding_bag import Bags
 from sparrow.kernels.rules import RowRule, adagrad, rowwise_adagrad, sgd
-from sparrow.layers import computing
+from sparrow.layers import Precision, computing
 from sparrow.losses import judged
 from sparrow.models import dcnv2
 from sparrow.optimizers import adagrad as dense_adagrad
@@ -298,7 +298,7 @@ def dcn(clock: Clock, sizes: Sizes) -> dict[str, float]:
 
         def step(precision: Any = precision) -> Tensor:
             batch = next(turns)
-            with computing(precision, torch.device(clock.device)):
+            with computing(Precision(precision), torch.device(clock.device)):
                 loss, _ = judged(model(batch), batch)
             loss.backward()
             optimizer.step()

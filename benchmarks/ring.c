@@ -7,10 +7,18 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
-/* Reads `count` blocks of an open file at `places`, `depth` at a time. Returns 0, or errno. */
-int read_blocks(int fd, int64_t block, const int32_t* places, int64_t count, int depth) {
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* Reads `count` blocks of an open file at `places`, `depth` at a time. Returns 0, or errno. If `took` is not null, it
+   waits for all after each `depth` of them, and writes down the seconds of each such batch. */
+int read_blocks(int fd, int64_t block, const int32_t* places, int64_t count, int depth, double* took) {
   struct io_uring_params params = {0};
   params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
   const int ring = syscall(__NR_io_uring_setup, depth, &params);
@@ -32,8 +40,9 @@ int read_blocks(int fd, int64_t block, const int32_t* places, int64_t count, int
   int error = 0, free_count = depth, *free = malloc(depth * sizeof(int));
   for (int slot = 0; slot < depth; ++slot) free[slot] = slot;
   unsigned added = 0;
-  for (int64_t begun = 0, ended = 0; ended < count && !error;) {
-    for (; free_count && begun < count; ++begun, ++added) {
+  double since = now();
+  for (int64_t begun = 0, ended = 0, end = took ? depth : count; ended < count && !error;) {
+    for (; free_count && begun < end && begun < count; ++begun, ++added) {
       const unsigned tail = *sq_tail, index = tail & sq_mask;
       const int slot = free[--free_count];
       memset(&sqes[index], 0, sizeof sqes[index]);
@@ -55,6 +64,12 @@ int read_blocks(int fd, int64_t block, const int32_t* places, int64_t count, int
       free[free_count++] = cqes[head & cq_mask].user_data;
     }
     __atomic_store_n(cq_head, head, __ATOMIC_RELEASE);
+    if (took && ended == end) {
+      const double then = now();
+      took[end / depth - 1] = then - since;
+      since = then;
+      end += depth;
+    }
   }
   close(ring);
   munmap(rings, bytes), munmap(sqes, sqe_bytes), munmap(buffers, depth * block);

@@ -22,8 +22,12 @@ frames that are empty at first. 1e9 rows in bf16 take 37 GB.
 "plan" is eight unequal tables in memory for three tenths of their rows: the placement that `sparrow plan` would choose
 beside others, and the time that it predicts beside what steps took.
 
-"serve" is a model folder whose large table is on the SSD, with frames for a tenth of its rows, beside the same in
-memory and beside the plain mapped file. Scores are equal to the bit before anything is timed.
+"pause" is for how long training waits for a checkpoint, beside a plain write of as many bytes. What was written is read
+back before a time is printed, in the order of rows and by a run that goes on.
+
+"serve" is a model folder whose large table is on the SSD, with frames for a tenth of its rows and for other shares,
+beside the same in memory, and beside the plain mapped file with as much memory (cgroup v1, root). Scores are equal to
+the bit. Rates, p99 at several rates, CPU of a read, bytes beside the kernel's, a swap of models, lists that come again.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from pathlib import Path
 
 import tiers_blocks
 import tiers_mapped
+import tiers_pause
 import tiers_plan
 import tiers_rocksdb
 import tiers_serve
@@ -47,6 +52,7 @@ CASES = {
     "train": tiers_train.run,
     "mapped": tiers_mapped.run,
     "throttled": tiers_throttled.run,
+    "pause": tiers_pause.run,
     "plan": tiers_plan.run,
     "serve": tiers_serve.run,
 }
@@ -58,10 +64,11 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True, help="a folder on the device to be measured")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rows", type=int, default=1_000_000_000, help='of the large table of "train" and "mapped"')
+    parser.add_argument("--clicks", type=Path, help='of "serve": Globo\'s, as one Parquet file (kept lists that grow)')
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     sized = {name: partial(CASES[name], rows=options.rows) for name in ("train", "mapped")}
-    cases = {**CASES, **sized}
+    cases = {**CASES, **sized, "serve": partial(tiers_serve.run, clicks=options.clicks)}
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         for case in options.cases:
             cases[case](Path(folder), options.quick)

@@ -32,7 +32,8 @@ def _library() -> ctypes.CDLL:
     source, library = Path(__file__).with_name("ring.c"), f"{folder}/ring.so"
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", library], check=True)
     found = ctypes.CDLL(library)
-    found.read_blocks.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    pointer = ctypes.c_void_p
+    found.read_blocks.argtypes = [ctypes.c_int, ctypes.c_int64, pointer, ctypes.c_int64, ctypes.c_int, pointer]
     return found
 
 
@@ -51,12 +52,16 @@ def timed(work: Callable[[], object], count: int) -> Rate:
     return Rate(count / (time.perf_counter() - begin), (time.process_time() - cpu) / count * 1e6)
 
 
-def bare(blocks: Blocks, places_N: Tensor, depth: int = DEPTH) -> Rate:
-    """Reads blocks of the file at some places, and does nothing with them."""
+def bare(blocks: Blocks, places_N: Tensor, depth: int = DEPTH, took_M: Tensor | None = None) -> Rate:
+    """Reads blocks of the file at some places, and does nothing with them.
+
+    took_M: float64, for the seconds of each `depth` of them, which then are read together; by default in a flow.
+    """
     fd, block = blocks.file.fd, blocks.layout.block
+    took = None if took_M is None else took_M.data_ptr()
 
     def work() -> None:
-        if code := _library().read_blocks(fd, block, places_N.data_ptr(), len(places_N), depth):
+        if code := _library().read_blocks(fd, block, places_N.data_ptr(), len(places_N), depth, took):
             raise OSError(code, os.strerror(code))
 
     return timed(work, len(places_N))

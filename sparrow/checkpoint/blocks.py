@@ -1,16 +1,14 @@
 """What a checkpoint writes and reads of tables on an SSD: a map of blocks, and the rows that are newer, in two files.
 
-The rows are one file (safetensors), written from its beginning to its end: their numbers, then field after field.
+The rows are one file (safetensors), written from its beginning to its end: their numbers, then field after field. They
+come in the order of their frames, so that nothing has to be sorted while training waits. Whoever reads them sorts.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,16 @@ from urllib.parse import quote
 import torch
 from safetensors import safe_open
 
+from sparrow.checkpoint import pieces
 from sparrow.core import Chunk
 from sparrow.core.config import from_dict, to_dict
 from sparrow.embeddings import Component, RowRecords, stored_in
 from sparrow.embeddings.tiers import Saved, SavedStore
 from sparrow.kernels.block_io import BlockMap
 
-PIECE_BYTES = 64 << 20
-ROW = "row"  # of the newer rows: their numbers; no field has this name
+PIECE = 64 << 20  # bytes
+ROW, AGE = "row", "age"  # of the newer rows: their numbers, and for how many batches nobody used them; no fields
+_LONG = 1 << 20  # batches: the age of all rows of format 4, which has none
 _CODES = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"} | {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"
 }  # fmt: skip
@@ -40,8 +40,13 @@ def name_of(saved: Saved) -> str:
 def entry_of(saved: Saved) -> dict[str, Any]:
     """Returns what the manifest says of the map, as plain data that `read` takes."""
     place = {"table": saved.component.name, "rows": list(saved.rows), "columns": list(saved.columns)}
-    blocks = {"path": str(saved.path), "file": saved.map.file, "seed": saved.seed}
+    blocks = {"path": str(saved.path), "file": saved.map.file, "seed": saved.seed, "cached": saved.cached}
     return {**place, "blocks": {**blocks, "component": to_dict(saved.component)}}
+
+
+def map_of(entry: dict[str, Any], tensors: dict[str, torch.Tensor]) -> BlockMap:
+    """Returns a map. entry: what the manifest says of it."""
+    return BlockMap(file=entry["blocks"]["file"], places_K=tensors["places"], generations_K=tensors["generations"])
 
 
 def read(entry: dict[str, Any], tensors: dict[str, torch.Tensor], newer: Path) -> Saved:
@@ -60,12 +65,15 @@ def read(entry: dict[str, Any], tensors: dict[str, torch.Tensor], newer: Path) -
         return found
 
     with safe_open(newer, "pt") as file:
-        rows_U = file.get_tensor(ROW)
+        rows_U = file.get_tensor(ROW).int()
+        ages_H = file.get_tensor(AGE) if "cached" in blocks else torch.full_like(rows_U, _LONG)
 
     return Saved(
         path=Path(blocks["path"]),
-        map=BlockMap(file=blocks["file"], places_K=tensors["places"], generations_K=tensors["generations"]),
+        map=map_of(entry, tensors),
         rows_U=rows_U,
+        ages_H=ages_H,
+        cached=blocks.get("cached", len(rows_U)),
         field=field,
         component=from_dict(Component, blocks["component"]),
         seed=blocks["seed"],
@@ -93,8 +101,8 @@ def write_rows(path: Path, saved: Saved) -> dict[str, Any]:
     Raises:
         OSError: when it cannot be written.
     """
-    count, step = len(saved.rows_U), max(1, PIECE_BYTES // saved.layout.record_bytes)
-    kinds = {ROW: (torch.int64, [count])}
+    count, step = len(saved.rows_U), max(1, PIECE // saved.layout.record_bytes)
+    kinds = {ROW: (torch.int32, [count]), AGE: (torch.int32, [len(saved.ages_H)])}
     kinds |= {name: (of.dtype, list(of.shape(count))) for name, of in saved.layout.fields.items()}
     header, end = {}, 0
     for name, (dtype, shape) in kinds.items():
@@ -103,27 +111,12 @@ def write_rows(path: Path, saved: Saved) -> dict[str, Any]:
     head = json.dumps(header).encode()
     head = head.ljust(-(-len(head) // 8) * 8)
 
-    def pieces() -> Iterator[bytes | memoryview]:
-        yield len(head).to_bytes(8, "little") + head
-        for name in kinds:
+    def parts() -> Iterator[torch.Tensor]:
+        yield torch.frombuffer(bytearray(len(head).to_bytes(8, "little") + head), dtype=torch.uint8)
+        for whole in (saved.rows_U, saved.ages_H):
+            yield whole.view(torch.uint8)
+        for name in saved.layout.fields:
             for first in range(0, count, step):
-                last = min(first + step, count)
-                piece = saved.rows_U[first:last] if name == ROW else saved.field(name, first, last)
-                yield piece.contiguous().view(torch.uint8).numpy().data.cast("B")
+                yield saved.field(name, first, min(first + step, count)).flatten().view(torch.uint8)
 
-    digest = hashlib.sha256()
-    under_way: list[Future[None]] = []
-    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as hashes, ThreadPoolExecutor(1) as writes:
-        for piece in pieces():  # a piece is gathered while the one before is hashed and written
-            for done in under_way:
-                done.result()
-            under_way = [hashes.submit(digest.update, piece), writes.submit(_write_all, file.fileno(), piece)]
-        for done in under_way:
-            done.result()
-        os.fsync(file.fileno())
-    return {"bytes": 8 + len(head) + end, "sha256": digest.hexdigest()}
-
-
-def _write_all(fd: int, data: bytes | memoryview) -> None:
-    while len(data):
-        data = data[os.write(fd, data) :]
+    return pieces.write(path, parts())

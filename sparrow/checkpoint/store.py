@@ -5,27 +5,32 @@ import json
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote
 
 import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sparrow.checkpoint import blocks
+from sparrow.checkpoint import blocks, pieces
 from sparrow.core import Chunk, UserError
 from sparrow.core.config import differences
 from sparrow.core.files import PATIENCE_S, comes_into_view, sync, write_text
 from sparrow.embeddings.tiers import Saved
 from sparrow.kernels.block_io import BlockMap
 
-FORMATS = (3, 4)  # 4: tables on an SSD are maps of blocks
+FORMATS = (3, 4, 5)
+"""4: tables on an SSD are maps of blocks. 5: their newer rows are in the order of frames, with another checksum."""
 Place = tuple[str, tuple[int, int], tuple[int, int]]
 """A component's name, its rows and its columns; of both the first and the one after the last."""
+WRITERS = 2  # files that are written at a time, each from a copy in memory
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -115,7 +120,7 @@ class Checkpoint:
             with suppress(UserError):
                 other = load(self.path.parent, step)
                 if file := other.block_files.get(str(path)):
-                    found[step] = other._saved(file).map
+                    found[step] = blocks.map_of(other.files[file], other._read(file))
         return found
 
     def check(self, identity: Mapping[str, Any], remedies: Mapping[str, str] | None = None) -> None:
@@ -146,7 +151,7 @@ class Checkpoint:
             return blocks.read(entry, self._read(file), self.path / entry["newer"])
 
     @contextmanager
-    def _whole(self, file: str) -> Iterator[BinaryIO]:
+    def _whole(self, file: str) -> Iterator[BufferedReader]:
         """Gives a file whose size and checksum are those of the manifest.
 
         Raises:
@@ -166,7 +171,7 @@ class Checkpoint:
                 size = os.fstat(opened.fileno()).st_size
                 if size != self.files[file]["bytes"]:
                     raise damaged(f"{size} bytes where {self.files[file]['bytes']} were written")
-                if hashlib.file_digest(opened, "sha256").hexdigest() != self.files[file]["sha256"]:
+                if not _is_whole(opened, self.files[file]):
                     raise damaged("its checksum differs")
                 opened.seek(0)
                 yield opened
@@ -231,17 +236,7 @@ def save(
         if ranks == 1:
             clean(directory)
         writing.mkdir(exist_ok=ranks > 1)
-        files: dict[str, dict[str, Any]] = {}
-        for name, tensors in parts.items() if rank == 0 else ():
-            files[f"{name}.safetensors"] = _write(writing / f"{name}.safetensors", tensors)
-        for chunk in chunks:
-            if isinstance(chunk, Saved):
-                files |= _write_saved(writing, chunk)
-                continue
-            kind = "cache" if chunk.is_cache else "table"
-            file = f"{kind}-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
-            place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
-            files[file] = {**place, "is_cache": chunk.is_cache, **_write(writing / file, chunk.fields)}
+        files = _write_all(writing, parts if rank == 0 else {}, chunks)
         if rank:
             write_text(writing / f"rank-{rank:06d}.json", json.dumps(files))
             sync(writing)
@@ -253,7 +248,7 @@ def save(
             return final
         for other in range(1, ranks):
             files |= _files_of(other, writing)
-        known = FORMATS[any("blocks" in entry for entry in files.values())]
+        known = FORMATS[-1 if any("blocks" in entry for entry in files.values()) else 0]
         manifest = {"format": known, "step": step, "identity": identity, "state": state, "files": files}
         _write_bytes(writing / "manifest.json", json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1).encode())
         sync(writing)
@@ -309,7 +304,7 @@ def load(directory: Path, step: int | None = None) -> Checkpoint:
     if found not in FORMATS:
         remedy = "use the Sparrow that wrote it, or train again"
         raise UserError(
-            f"{path}: checkpoint format {found}, this Sparrow reads {FORMATS[0]} and {FORMATS[1]}; {remedy}"
+            f"{path}: checkpoint format {found}, this Sparrow reads {FORMATS[0]} to {FORMATS[-1]}; {remedy}"
         )
     if not sound:
         raise UserError(
@@ -381,12 +376,36 @@ def _prune(directory: Path, keep: int) -> None:
             remove(directory, step)
 
 
-def _write_saved(writing: Path, saved: Saved) -> dict[str, dict[str, Any]]:
-    """Write what there is of a table on an SSD."""
-    map, newer = (f"{kind}-{blocks.name_of(saved)}" for kind in ("blocks", "newer"))
-    tensors = {"places": saved.map.places_K, "generations": saved.map.generations_K}
-    entry = {**blocks.entry_of(saved), "newer": newer, "is_cache": False}
-    return {map: {**entry, **_write(writing / map, tensors)}, newer: blocks.write_rows(writing / newer, saved)}
+def _write_all(
+    writing: Path, parts: Mapping[str, Mapping[str, Tensor]], chunks: Iterable[Chunk | Saved]
+) -> dict[str, dict[str, Any]]:
+    """Write parts and chunks, some files at a time. Returns what the manifest says of them."""
+    files: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(WRITERS) as pool:
+        under_way: deque[tuple[str, dict[str, Any], Future[dict[str, Any]]]] = deque()
+
+        def write(file: str, place: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+            if len(under_way) == WRITERS:
+                known, its, written = under_way.popleft()
+                files[known] = {**its, **written.result()}
+            under_way.append((file, place, pool.submit(_write, writing / file, tensors)))
+
+        for name, tensors in parts.items():
+            write(f"{name}.safetensors", {}, tensors)
+        for chunk in chunks:
+            if isinstance(chunk, Saved):
+                map, newer = (f"{kind}-{blocks.name_of(chunk)}" for kind in ("blocks", "newer"))
+                places = {"places": chunk.map.places_K, "generations": chunk.map.generations_K}
+                write(map, {**blocks.entry_of(chunk), "newer": newer, "is_cache": False}, places)
+                files[newer] = blocks.write_rows(writing / newer, chunk)
+                continue
+            kind = "cache" if chunk.is_cache else "table"
+            file = f"{kind}-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
+            place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
+            write(file, {**place, "is_cache": chunk.is_cache}, chunk.fields)
+        for file, place, written in under_way:
+            files[file] = {**place, **written.result()}
+    return files
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -400,6 +419,13 @@ def _write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _is_whole(opened: BufferedReader, entry: Mapping[str, Any]) -> bool:
+    """Returns whether the checksum of a file is that of the manifest."""
+    if "mixed_sum" in entry:
+        return pieces.sum_of(opened) == entry["mixed_sum"]
+    return bool(hashlib.file_digest(opened, "sha256").hexdigest() == entry["sha256"])
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:

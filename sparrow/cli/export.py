@@ -19,6 +19,7 @@ def export(
     check: Literal["rows", "made"] = "rows",
     calibrate: Literal["none", "logistic", "isotonic"] | None = None,
     hot_rows: int = 0,
+    prune: bool = False,
 ) -> None:
     """Write a trained model as a folder that serves, and load it once to prove that it does.
 
@@ -40,13 +41,24 @@ def export(
             default what the run has, else as in --base, else none.
         hot_rows: List so many rows of each table, by how often the prepared log has them. `sparrow serve --ssd` begins
             with these in memory.
+        prune: Have zeros in the place of the rows that never learnt, as of ids that the training rows lack. Scores of
+            such ids change. On an SSD these rows take no room and are not read.
     """
     from sparrow.cli import _show
     from sparrow.serving.export import export as write
 
     with _show.progress_bar() as told:
         folder = write(
-            run_dir, out, log, base=base, which=checkpoint, check=check, calibrate=calibrate, hot=hot_rows, told=told
+            run_dir,
+            out,
+            log,
+            base=base,
+            which=checkpoint,
+            check=check,
+            calibrate=calibrate,
+            hot=hot_rows,
+            prune=prune,
+            told=told,
         )
     _show.out.print(_show.folder_table(str(out), folder.manifest))
     _show.out.print(f"it reproduces the scores of the rows in {out / 'check.parquet'}", soft_wrap=True)

@@ -87,8 +87,8 @@ def _tell(found: Placement, run: Run) -> None:
     lines = [
         f"memory: {in_units(found.bytes_tables)} of tables and {in_units(found.bytes_beside)} beside them, of "
         f"{in_units(found.bytes_memory)}",
-        "lookups: of an example; miss: of the different rows of a batch; ms: predicted, of a batch; at most/s: examples "
-        "that what bounds the table allows",
+        "lookups: of an example; miss: of the different rows of a batch; ms: predicted, of a batch; at most/s: "
+        "examples that what bounds the table allows",
     ]
     if run.ssd is not None:
         lines.insert(

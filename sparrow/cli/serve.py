@@ -34,6 +34,7 @@ def serve(
     ssd: Path | None = None,
     ssd_cache_mb: float = 1024.0,
     ssd_least_mb: float = 64.0,
+    ssd_decoded: bool = False,
     in_memory: tuple[str, ...] = (),
     pooled_mb: float = 0.0,
     pooled_length: int = 32,
@@ -80,6 +81,7 @@ def serve(
         ssd: A folder on an SSD. Large tables are written there as blocks, once, and their rows are read from there.
         ssd_cache_mb: Of rows of --ssd in memory, for all workers together.
         ssd_least_mb: Smaller tables stay in memory.
+        ssd_decoded: Write rows in fp32, whatever their format is: less work for each read, more room in both places.
         in_memory: Tables that stay in memory, as those of candidates should.
         pooled_mb: Of vectors of whole lists of --ssd in memory, for all workers together. 0 keeps none.
         pooled_length: Lists with fewer ids have no such vector.
@@ -121,6 +123,7 @@ def serve(
             cache_mb=ssd_cache_mb,
             in_memory=in_memory,
             least_mb=ssd_least_mb,
+            decoded=ssd_decoded,
             pooled_mb=pooled_mb,
             pooled_length=pooled_length,
             any_order=pooled_order == "any",

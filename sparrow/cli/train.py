@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from sparrow.cli._parse import parse
-from sparrow.core.config import flatten, read_toml, to_dict
+from sparrow.core.config import flatten, named, read_toml, to_dict
 from sparrow.core.errors import UserError
 
 if TYPE_CHECKING:  # it takes time to import
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     from sparrow.training.defaults import defaults
     from sparrow.training.search import search
 
-    given = overrides(rest)
+    given = named(Run, overrides(rest))
     if known.run.is_file() and known.run.suffix != ".toml":
         remedy = f"prepare it first (`sparrow prepare {known.run} --out data/NAME`) and train on that"
         raise UserError(f"{known.run}: neither a prepared log nor a run's .toml; if it is a log, {remedy}")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -28,6 +28,10 @@ class Chunk:
     columns: tuple[int, int]
     fields: dict[str, Tensor]
     is_cache: bool = False
+
+    def copied(self) -> Chunk:
+        """Returns one with memory of its own."""
+        return replace(self, fields={name: of.clone() for name, of in self.fields.items()})
 
     def __post_init__(self) -> None:
         count = self.rows[1] - self.rows[0]

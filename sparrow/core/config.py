@@ -120,6 +120,8 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
 
 
 def _convert_dataclass(cls: Any, value: Any, place: str, also: tuple[str, ...] = ()) -> Any:
+    if isinstance(value, str) and _is_named(cls):
+        value = {"name": value}
     if not isinstance(value, dict):
         raise UserError(f"{place or cls.__name__}: expected a table, got {value!r}")
     at = f"{place}." if place else ""
@@ -163,6 +165,27 @@ def _family(kind: Any) -> Family | None:
     return next((a for a in typing.get_args(kind)[1:] if isinstance(a, Family)), None)
 
 
+def named(cls: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by dotted name with {"model.name": "dlrm"} for {"model": "dlrm"}: a bare word names a member.
+
+    cls: the config that they are of.
+    """
+
+    def is_member(path: list[str]) -> bool:
+        kind: Any = cls
+        for part in path:
+            kind = _hints(kind).get(part) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
+        return _is_named(kind) or _family(kind) is not None
+
+    bare = {key for key, value in settings.items() if isinstance(value, str) and is_member(key.split("."))}
+    return {f"{key}.name" if key in bare else key: value for key, value in settings.items()}
+
+
+def _is_named(kind: Any) -> bool:
+    """Whether it is a config that a name alone makes."""
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind) and "name" in _hints(kind)
+
+
 def families(config: Any, place: str = "") -> dict[str, Family]:
     """Returns dotted name -> family, for each field of a config, and of configs in it, whose member can be chosen."""
     found: dict[str, Family] = {}
@@ -179,7 +202,9 @@ def _convert_member(family: Family, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
         if value is None or dataclasses.is_dataclass(value):
             return value
-        raise UserError(f"{place}: expected a table with a name, got {value!r}")
+        if not isinstance(value, str):
+            raise UserError(f"{place}: expected a name or a table with a name, got {value!r}")
+        value = {"name": value}
     if "name" not in value:
         raise UserError(f"{place}.name: missing; one of {', '.join(family.names())}")
     rest = {k: v for k, v in value.items() if k != "name"}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from sparrow.core.functions import applied
 from sparrow.core.repeated import plain
 from sparrow.kernels import dense
 from sparrow.layers import Fold, Product, to_compute
+from sparrow.layers.passes import add_input_gradient_, forward_product, input_gradient, weight_gradient
+from sparrow.layers.recipe import Way
 
 
 class CrossNet(nn.Module):
@@ -37,8 +40,8 @@ class CrossNet(nn.Module):
         x, fold = (x0, None) if narrow is None or fold is None else (to_compute(narrow), fold)
         if torch.is_grad_enabled():
             first = self.weights[0] if fold is None else fold(self.weights[0])
-            weights = [to_compute(w) for w in (first, *list(self.weights)[1:])]
-            out: Tensor = applied(_Cross, x0, x, len(weights), *weights, *self.biases)
+            ways = [site.way for site in self.products]
+            out: Tensor = applied(_Cross, x0, x, ways, first, *list(self.weights)[1:], *self.biases)
             return out
         factors = len(self.weights) // len(self.biases)
         sites, x0 = zip(self.products, self.weights, strict=True), plain(x0)
@@ -54,20 +57,21 @@ class _Cross(torch.autograd.Function):
     """All layers at once. What stands between their products takes one pass over [B, features] for each layer."""
 
     @staticmethod
-    def forward(ctx: Any, x0: Tensor, x: Tensor, count: int, *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[:count], parameters[count:]
+    def forward(ctx: Any, x0: Tensor, x: Tensor, ways: Sequence[Way | None], *parameters: Tensor) -> Tensor:
+        count = len(ways)
+        weights, biases = list(parameters[:count]), parameters[count:]
         factors = count // len(biases)
+        ctx.ways, ctx.dtypes = ways, [weight.dtype for weight in weights]
         inputs = []
         products = []
         ctx.own = x is x0
         for layer, bias in enumerate(biases):
             product = x
-            for weight in weights[layer * factors : (layer + 1) * factors]:
+            for i in range(layer * factors, (layer + 1) * factors):
                 inputs.append(product)
-                product = dense.product(product, weight.t())
+                product, weights[i] = forward_product(product, weights[i], ways[i])
             products.append(product)
             x = dense.cross(x0, x if layer else x0, product, bias)
-        ctx.count = count
         ctx.save_for_backward(x0, *weights, *biases, *inputs, *products)
         return x
 
@@ -75,7 +79,8 @@ class _Cross(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x0, *saved = ctx.saved_tensors
-        count, layers = ctx.count, len(saved) // 2 - ctx.count
+        ways, count = ctx.ways, len(ctx.ways)
+        layers = len(saved) // 2 - count
         factors = count // layers
         weights = saved[:count]
         biases = saved[count : count + layers]
@@ -90,14 +95,16 @@ class _Cross(torch.autograd.Function):
             )
             grad_biases.append(grad_bias)
             for i in reversed(range(layer * factors, (layer + 1) * factors)):
-                grad_weights.append(dense.weight_gradient(flowing, inputs[i]))
+                grad_weights.append(weight_gradient(flowing, inputs[i], ways[i], ctx.dtypes[i]))
                 if i > layer * factors:
-                    flowing = dense.product(flowing, weights[i])
-            weight = weights[layer * factors]
-            if layer:
-                grad = dense.product(flowing, weight, grad) if is_last else dense.add_product_(grad, flowing, weight)
+                    flowing = input_gradient(flowing, weights[i], ways[i])
+            weight, way = weights[layer * factors], ways[layer * factors]
+            if layer and is_last:
+                grad = input_gradient(flowing, weight, way, grad)
+            elif layer:
+                grad = add_input_gradient_(grad, flowing, weight, way)
             elif ctx.own:
-                dense.add_product_(grad_x0, flowing, weight)
+                add_input_gradient_(grad_x0, flowing, weight, way)
             else:
-                grad_x = dense.product(flowing, weight)
+                grad_x = input_gradient(flowing, weight, way)
         return (grad_x0, grad_x, None, *reversed(grad_weights), *reversed(grad_biases))

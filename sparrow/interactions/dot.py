@@ -3,22 +3,28 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from sparrow.core.functions import applied
+from sparrow.layers.recipe import Way
+from sparrow.layers.site import Site, multiplied
 
 
-class DotInteraction(nn.Module):
+class DotInteraction(Site):
     """Dot products of all pairs of vectors: [B, F, D] -> [B, F (F - 1) / 2].
 
     The strictly lower triangle of X X^T: each pair once, no vector with itself (DLRM, arXiv 1906.00091, section 2.1).
+    Only a recipe of its own rounds the vectors. Both gradients are one product, so it has no use for `weight_gradient`.
     """
+
+    def __init__(self) -> None:
+        super().__init__(high=True)
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Returns the pairs in row-major order of the triangle: (1,0), (2,0), (2,1), ..."""
-        out: Tensor = applied(_Pairs, vectors_BFD)
+        out: Tensor = applied(_Pairs, vectors_BFD, self.way)
         return out
 
     @staticmethod
@@ -31,20 +37,22 @@ class _Pairs(torch.autograd.Function):
     """The gradient is one product: G X with the symmetric G of all pairs. Autograd would take one for each factor."""
 
     @staticmethod
-    def forward(ctx: Any, vectors_BFD: Tensor) -> Tensor:
+    def forward(ctx: Any, vectors_BFD: Tensor, how: Way | None) -> Tensor:
         ctx.save_for_backward(vectors_BFD)
+        ctx.how = how
         row_P, column_P, count = *_triangle(vectors_BFD), vectors_BFD.shape[1]
-        return (vectors_BFD @ vectors_BFD.transpose(1, 2)).flatten(1).index_select(1, row_P * count + column_P)
+        products_BFF = multiplied(vectors_BFD, vectors_BFD.transpose(1, 2), how and how.recipe.forward, how)
+        return products_BFF.flatten(1).index_select(1, row_P * count + column_P)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BP: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_BP: Tensor) -> tuple[Tensor, None]:
         (vectors_BFD,) = ctx.saved_tensors
         row_P, column_P, count = *_triangle(vectors_BFD), vectors_BFD.shape[1]
         pair_FF = row_P.new_full((count, count), len(row_P))  # the diagonal points after the last pair, where a 0 is
         pair_FF[row_P, column_P] = pair_FF[column_P, row_P] = torch.arange(len(row_P), device=row_P.device)
         grad_BFF = F.pad(grad_BP, (0, 1)).index_select(1, pair_FF.flatten()).unflatten(1, pair_FF.shape)
-        return grad_BFF @ vectors_BFD
+        return multiplied(grad_BFF, vectors_BFD, ctx.how and ctx.how.recipe.input_gradient, ctx.how), None
 
 
 def _triangle(vectors_BFD: Tensor) -> tuple[Tensor, Tensor]:

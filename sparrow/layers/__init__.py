@@ -1,20 +1,25 @@
 """The dense parts of models: linear layers, multilayer perceptrons, transformers, and the precision they run in."""
 
-from sparrow.layers.attention import attention
+from sparrow.layers.attention import Attention, attention
 from sparrow.layers.dropout import drawing, dropped
 from sparrow.layers.mlp import MLP, Head, Linear, drops, require_sizes
+from sparrow.layers.norm import LayerNorm
 from sparrow.layers.numeric import NumericEmbedding
-from sparrow.layers.precision import Precision, computing, lacks_bf16, to_compute
+from sparrow.layers.precision import Precision, computing, to_compute
 from sparrow.layers.product import Fold, Instead, Product, sites
+from sparrow.layers.site import Matmul, named_sites, put_recipes
 from sparrow.layers.transformer import CausalTransformer
 
 __all__ = [
     "MLP",
+    "Attention",
     "CausalTransformer",
     "Fold",
     "Head",
     "Instead",
+    "LayerNorm",
     "Linear",
+    "Matmul",
     "NumericEmbedding",
     "Precision",
     "Product",
@@ -23,7 +28,8 @@ __all__ = [
     "drawing",
     "dropped",
     "drops",
-    "lacks_bf16",
+    "named_sites",
+    "put_recipes",
     "require_sizes",
     "sites",
     "to_compute",

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sparrow.layers.site import Matmul
 
 
 def attention(
@@ -30,3 +33,35 @@ def attention(
     """
     with sdpa_kernel(SDPBackend.MATH) if query.is_cuda else nullcontext():
         return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=causal, scale=scale)
+
+
+class Attention(nn.Module):
+    """`attention`, whose two products are sites: that of query and key, and that of what they give with value.
+
+    Only recipes of their own change them. Then each is computed by itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = Matmul(high=True)
+        self.mixed = Matmul(high=True)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        """Returns what `attention` does."""
+        if self.scores.way is None and self.mixed.way is None:
+            return attention(query, key, value, causal=causal, scale=scale, seen=seen)
+        scores = self.scores(query, key.mT).float() * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if causal:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if seen is not None:
+            scores = scores.masked_fill(~seen, -torch.inf)
+        return self.mixed(scores.softmax(-1).to(value.dtype), value)

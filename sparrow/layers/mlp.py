@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from sparrow.core.errors import require
 from sparrow.layers.dropout import dropped
-from sparrow.layers.precision import computing
 from sparrow.layers.product import Fold, Product
 
 
@@ -44,7 +43,7 @@ class Linear(nn.Module):
 
 
 class Head(Linear):
-    """The last layer of a model: logits, [B, in] -> [B, labels], in fp32 in every precision of the run.
+    """The last layer of a model: logits, [B, in] -> [B, labels], in fp32 unless a recipe names it.
 
     In bf16 there would be only some hundred different logits. The bias begins at 0.
 
@@ -58,6 +57,7 @@ class Head(Linear):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, scale: float = 1.0) -> None:
         super().__init__(in_features, out_features, bias)
+        self.product = Product(high=True)
         with torch.no_grad():
             self.weight.mul_(scale)
             if self.bias is not None:
@@ -65,8 +65,7 @@ class Head(Linear):
 
     def forward(self, *parts: Tensor) -> Tensor:
         """Returns logits [B, labels]. parts: as for `Linear`."""
-        with computing("fp32", self.weight.device):
-            return super().forward(*(part.float() for part in parts))
+        return super().forward(*(part.float() for part in parts))
 
 
 class MLP(nn.Module):

@@ -1,25 +1,188 @@
+"""The precision of a run: the recipes of its products, and the type of what stands between them."""
+
 from __future__ import annotations
 
 import platform
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparrow.core.config import from_dict, read_toml, to_dict
+from sparrow.core.errors import UserError, suggest
 from sparrow.core.repeated import plain
+from sparrow.layers.recipe import Recipe, Way, is_exact_in_bf16
 
-Precision = Literal["fp32", "bf16"]
+Weights = Literal["fp32", "bf16", "bf16-stochastic", "split"]
+
+
+class Member(NamedTuple):
+    """A precision that has a name.
+
+    recipe: of all products but those that stay high (`Site.high`); None leaves them as they are.
+    between: the type of what stands between two products.
+    """
+
+    recipe: Recipe | None
+    between: torch.dtype = torch.bfloat16
+
+
+MEMBERS = {
+    "fp32": Member(None, torch.float32),
+    "bf16": Member(Recipe.of("bf16")),
+    # what is bf16 already has nothing to be cut off, so that between products it is fp32
+    "bf16-truncate": Member(Recipe.of("bf16-truncate"), torch.float32),
+    "fp8": Member(Recipe.of("fp8", gradient="fp8-e5m2")),
+    "fp8-rowwise": Member(Recipe.of("fp8-rowwise")),
+    "fp8-rowwise-gw": Member(Recipe.of("fp8-rowwise", weight_gradient="bf16")),
+    "mxfp8": Member(Recipe.of("mxfp8")),
+    "mxfp6": Member(Recipe.of("mxfp6")),
+    "mxfp4": Member(Recipe.of("mxfp4")),
+    "mxint8": Member(Recipe.of("mxint8")),
+    "mx9": Member(Recipe.of("mx9")),
+    "mx6": Member(Recipe.of("mx6")),
+    "mx4": Member(Recipe.of("mx4")),
+}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """In which formats matrix products are computed.
+
+    name: fp32, bf16, bf16-truncate, fp8, fp8-rowwise, fp8-rowwise-gw, mxfp8, mxfp6, mxfp4, mxint8, mx9, mx6 or mx4, for
+    all sites that `sites` does not name; or a recipe file, NAME.toml. See docs/precision.md. sites: pattern -> the
+    recipe of the sites whose names match it, such as "cross.*"; of several patterns the last one counts. weights: what
+    dense weights are between steps: "fp32"; "bf16", rounded to the nearest, or "bf16-stochastic"; or "split", whose low
+    halves the optimizer keeps.
+    """
+
+    name: str = "fp32"
+    sites: dict[str, Recipe] = field(default_factory=dict)
+    weights: Weights = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.name not in MEMBERS:
+            remedy = f"{suggest(self.name, MEMBERS)}; or name a recipe file, NAME.toml"
+            raise UserError(f"name: there is no precision {self.name!r}{remedy}")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it changes no product."""
+        return self.name == "fp32" and not self.sites
+
+    @property
+    def told(self) -> str:
+        """It in words."""
+        sites = f" with {len(self.sites)} patterns of sites" if self.sites else ""
+        return f"{self.name}{sites}, weights {self.weights}"
+
+    def check_goes_on(self, began: dict[str, Any] | str) -> None:
+        """Check that a run goes on in the precision in which it began, as its settings say.
+
+        Raises:
+            UserError: when it does not.
+        """
+        then = from_dict(Precision, began, "precision")
+        if self != then:
+            remedy = "leave --precision out, or begin again with --overwrite"
+            raise UserError(f"precision: {self.told}, and the run began in {then.told}; {remedy}")
+
+    @property
+    def recipes(self) -> list[Recipe]:
+        """Those of all its sites."""
+        own = MEMBERS[self.name].recipe
+        return [*([own] if own else []), *self.sites.values()]
+
+
+def with_recipe(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the settings of a run with what a recipe file says in the place of its name, if they name one.
+
+    folder: from where it is named.
+
+    Raises:
+        UserError: when it cannot be read.
+    """
+    name = data.get("precision")
+    name = name.get("name") if isinstance(name, dict) else name
+    if not isinstance(name, str) or not name.endswith(".toml"):
+        return data
+    given = data["precision"] if isinstance(data["precision"], dict) else {}
+    return {**data, "precision": {**given, **recipe_file(folder / name)}}
+
+
+def recipe_file(path: Path) -> dict[str, Any]:
+    """Returns what a recipe file says, as settings of a `Precision`.
+
+    `default` is the precision of the sites that no pattern names, and the table `sites` has patterns. Each has a recipe
+    or the name of a precision, whose recipe it is.
+
+    Raises:
+        UserError: when it cannot be read.
+    """
+    found = read_toml(path)
+    sites = found.get("sites", {})
+    if odd := [key for key in found if key not in ("default", "sites")]:
+        raise UserError(f"{path}: {odd[0]}: unknown key{suggest(odd[0], ['default', 'sites'])}")
+    if not isinstance(sites, dict):
+        raise UserError(f"{path}: sites: expected a table, pattern = recipe, got {sites!r}")
+    for pattern, recipe in sites.items():
+        if isinstance(recipe, str) and recipe not in MEMBERS:
+            raise UserError(f"{path}: sites.{pattern!r}: there is no precision {recipe!r}{suggest(recipe, MEMBERS)}")
+    recipes = {
+        pattern: to_dict(MEMBERS[of].recipe or Recipe.of("fp32")) if isinstance(of, str) else of
+        for pattern, of in sites.items()
+    }
+    return {"name": found.get("default", "fp32"), "sites": recipes}
+
+
+class _Here(threading.local):
+    """What holds on this thread within `computing`. Of thread-local values `torch.compile` knows what they are."""
+
+    is_on = False
+    between = torch.float32
+    has_bf16 = False
+    recipe: Recipe | None = None
+
+
+_here = _Here()
 
 
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Returns a context in which matrix products run in `precision`.
+    """Returns a context in which matrix products run in `precision`. Weights, the last product and the loss stay fp32.
 
-    bf16 rounds the inputs of products. Weights, sums and the loss stay fp32.
+    The recipes of its `sites` are the model's, see `sites.put`; without this context they count for nothing.
     """
-    if precision == "fp32" and not torch.is_autocast_enabled(device.type):
-        return nullcontext()  # the other one takes longer than a product of one row
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    return nullcontext() if precision.is_plain and not _here.is_on else _computing(precision, device)
+
+
+@contextmanager
+def _computing(precision: Precision, device: torch.device) -> Iterator[None]:
+    before = (_here.is_on, _here.between, _here.has_bf16, _here.recipe)
+    recipe, between = MEMBERS[precision.name]
+    _here.is_on, _here.between, _here.recipe = not precision.is_plain, between, recipe
+    _here.has_bf16 = not lacks_bf16(device)
+    try:
+        yield
+    finally:
+        _here.is_on, _here.between, _here.has_bf16, _here.recipe = before
+
+
+def way(own: Recipe | None, is_high: bool) -> Way | None:
+    """Returns how a site computes here; None as it always did: in the type of its operands.
+
+    Args:
+        own: the recipe that the site was told.
+        is_high: whether it ignores the recipe of all others.
+    """
+    if not _here.is_on:
+        return None
+    recipe = own or (None if is_high else _here.recipe)
+    return None if recipe is None else Way(recipe, _here.has_bf16)
 
 
 def lacks_bf16(device: torch.device) -> bool:
@@ -29,14 +192,31 @@ def lacks_bf16(device: torch.device) -> bool:
     return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
+def native(precision: Precision, device: torch.device) -> str | None:
+    """Returns in words what a device computes of a precision by itself, and what is emulated; None of fp32."""
+    if precision.is_plain:
+        return None
+    formats = [formats for recipe in precision.recipes for formats in recipe.passes]
+    has_bf16 = not lacks_bf16(device) and MEMBERS[precision.name].between == torch.bfloat16
+    names = sorted({name for pair in formats for name in pair} - {"fp32"})
+    emulated = [name for name in names if name != "bf16" or not has_bf16]
+    found = [f"{name}: native" for name in names if name not in emulated]
+    if emulated:
+        narrow = [is_exact_in_bf16(pair) and has_bf16 for pair in formats if set(pair) & set(emulated)]
+        type_of = "bf16" if all(narrow) else "bf16 and fp32" if any(narrow) else "fp32"
+        found.append(f"{', '.join(emulated)}: emulated by products in {type_of}, so times say nothing about it")
+    if lacks_bf16(device):
+        found.append("this processor has no bf16 units")
+    return "; ".join(found)
+
+
 def to_compute(x: Tensor) -> Tensor:
-    """Returns x in the type that matrix products run in, so that what stands between two products is as narrow."""
+    """Returns x in the type of what stands between two products, so that it is as narrow as they are."""
     whole = plain(x)
     dtype = compute_dtype(whole)
     return x if whole.dtype == dtype else x.to(dtype)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """Returns the type that matrix products with x run in."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    """Returns the type of what stands between two products, of which x is one."""
+    return _here.between if _here.is_on else x.dtype

@@ -13,7 +13,9 @@ from sparrow.core.functions import applied
 from sparrow.core.repeated import Columns, Repeated, plain
 from sparrow.kernels import dense
 from sparrow.layers.packed import PackedWeight
-from sparrow.layers.precision import compute_dtype, to_compute
+from sparrow.layers.passes import forward_product, input_gradient, weight_gradient
+from sparrow.layers.recipe import Way
+from sparrow.layers.site import Rounded, Site
 
 Fold = Callable[[Tensor], Tensor]
 """Makes of a weight one for narrower inputs, with the same product. Of one that does not train it does so once."""
@@ -29,17 +31,16 @@ class Instead(Protocol):
         ...
 
 
-class Product(nn.Module):
+class Product(Site):
     """The product of inputs with one weight, [B, in] x [out, in] -> [B, out].
 
-    It has no parameters of its own: the layer around it keeps the weight. The name of that weight in the model is also
-    the name of this *site*.
+    The name of that weight in the model is also the name of this *site*.
 
     instead: does the product where a model that was trained is served in fewer bits.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, high: bool = False) -> None:
+        super().__init__(high=high)
         self.instead: Instead | None = None
         self._kept: dict[Any, Any] = {}  # what was made of weights that do not train
 
@@ -68,30 +69,40 @@ class Product(nn.Module):
                 is no bias.
         """
         if across:
-            return self._across(to_compute(parts[0]), weight)
+            return self._across(self.narrowed(parts[0]), weight)
         if self.instead is not None:
             return self.instead(parts, bias, relu)
+        parts, how = [self.narrowed(part) for part in parts], self.way
         first = plain(parts[0])
-        if not trains(weight) and first.device.type == "cpu" and compute_dtype(first) == torch.float32:
+        if how is None and not trains(weight) and first.device.type == "cpu" and first.dtype == torch.float32:
             return self._served(parts, weight, bias, relu, fold)
-        parts = [to_compute(part) for part in parts]
-        weights = self.weights(weight, parts, fold)
+        parts = parts if how is None else [plain(part) for part in parts]
+        weights = self.weights(weight, parts, fold, how)
+        how = how if how is None or trains(weight) else how.with_weight(first.dtype)
         if relu:
-            out: Tensor = applied(_ReluLinear, *parts, *weights, bias)
+            out: Tensor = applied(_ReluLinear, *parts, *weights, bias, how)
             return out
         y = bias
         for part, one in zip(parts, weights, strict=True):
-            product: Tensor = applied(_Product, part, one)
+            product: Tensor = applied(_Product, part, one, how)
             y = product if y is None else y + product
         assert y is not None
         return y
 
-    def weights(self, weight: Tensor, parts: Sequence[Tensor], fold: Fold | None = None) -> tuple[Tensor, ...]:
-        """Returns the weight of each part, as products take it. Of weights that do not train it is made once."""
+    def weights(
+        self, weight: Tensor, parts: Sequence[Tensor], fold: Fold | None = None, how: Way | None = None
+    ) -> tuple[Tensor, ...]:
+        """Returns the weight of each part, as products take it. Of weights that do not train it is made once.
+
+        how: products are computed. A weight that trains is rounded in each of them, another one here.
+        """
         sizes, dtype = [part.shape[1] for part in parts], parts[0].dtype
-        if trains(weight):
-            return _cut(weight, sizes, dtype, fold)
-        found: tuple[Tensor, ...] = self._once(weight, (*sizes, dtype), lambda: _cut(weight, sizes, dtype, fold))
+
+        def make() -> tuple[Tensor, ...]:
+            cut = _cut(weight, sizes, dtype if how is None else weight.dtype, fold)
+            return cut if how is None or trains(weight) else tuple(how.weight(one, dtype) for one in cut)
+
+        found: tuple[Tensor, ...] = make() if trains(weight) else self._once(weight, (*sizes, dtype, how), make)
         return found
 
     def _once(self, weight: Tensor, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -145,6 +156,11 @@ class Product(nn.Module):
         flat = whole.flatten(1)
         if self.instead is not None:
             return self.instead([flat.t()], None, False).t().unflatten(1, whole.shape[1:])
+        if (how := self.way) is not None:
+            (of_x,) = self.weights(weight, [flat.t()], None, how)
+            how = how if trains(weight) else how.with_weight(flat.dtype)
+            found: Tensor = applied(Rounded, of_x, flat, how, True, flat.dtype)
+            return found.unflatten(1, whole.shape[1:])
         if trains(weight) or type(x_IBD) is not Repeated or not x_IBD.gains(weight.shape[0]):
             (weight,) = self.weights(weight, [flat.t()])
             return (weight @ flat).unflatten(1, whole.shape[1:])
@@ -203,25 +219,29 @@ class _Product(torch.autograd.Function):
     """x W^T. The gradient of x is in memory that the next step uses again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return dense.product(x, weight.t())
+    def forward(ctx: Any, x: Tensor, weight: Tensor, how: Way | None) -> Tensor:
+        ctx.how, ctx.dtype = how, weight.dtype
+        y, kept = forward_product(x, weight, how)
+        ctx.save_for_backward(x, kept)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return dense.product(grad, weight) if ctx.needs_input_grad[0] else None, dense.weight_gradient(grad, x)
+        grad_x = input_gradient(grad, weight, ctx.how) if ctx.needs_input_grad[0] else None
+        return grad_x, weight_gradient(grad, x, ctx.how, ctx.dtype), None
 
 
 class _ReluLinear(torch.autograd.Function):
     """max(x W^T + b, 0). The bias and the ReLU take one pass, and so do their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        y = dense.product(x, weight.t())
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, how: Way | None) -> Tensor:
+        ctx.how, ctx.dtype = how, weight.dtype
+        y, kept = forward_product(x, weight, how)
         dense.bias_relu_(y, bias)
-        ctx.save_for_backward(x, weight, y)
+        ctx.save_for_backward(x, kept, y)
         return y
 
     @staticmethod
@@ -229,5 +249,5 @@ class _ReluLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
         flowing, grad_bias = dense.relu_backward(grad, y)
-        grad_x = dense.product(flowing, weight) if ctx.needs_input_grad[0] else None
-        return grad_x, dense.weight_gradient(flowing, x), grad_bias
+        grad_x = input_gradient(flowing, weight, ctx.how) if ctx.needs_input_grad[0] else None
+        return grad_x, weight_gradient(flowing, x, ctx.how, ctx.dtype), grad_bias, None

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from sparrow.core import Jagged
 from sparrow.core.errors import UserError, require
 from sparrow.kernels.expand import expand
-from sparrow.layers.attention import attention
+from sparrow.layers.attention import Attention
 from sparrow.layers.mlp import MLP, Linear
+from sparrow.layers.norm import LayerNorm
 from sparrow.layers.precision import to_compute
 
 
@@ -35,7 +36,7 @@ class CausalTransformer(nn.Module):
         self.longest = longest
         self.position = nn.Parameter(torch.randn(longest, dim) * dim**-0.5)
         self.blocks = nn.ModuleList(_Block(dim, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm(dim)
 
     def forward(self, listed: Jagged) -> Tensor:
         """Returns the output of each sequence's last vector, [rows, dim]; zeros for an empty sequence.
@@ -90,10 +91,11 @@ class _Block(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm_attention = nn.LayerNorm(dim)
-        self.norm_mlp = nn.LayerNorm(dim)
+        self.norm_attention = LayerNorm(dim)
+        self.norm_mlp = LayerNorm(dim)
         # no bias: softmax ignores a bias of the keys, and Adam would follow its rounding errors
         self.qkv = Linear(dim, 3 * dim, bias=False)
+        self.attention = Attention()
         self.out = Linear(dim, dim)
         self.up = MLP(dim, [4 * dim])
         self.down = Linear(4 * dim, dim)
@@ -111,6 +113,6 @@ class _Block(nn.Module):
         qkv = to_compute(self.qkv(self.norm_attention(x)))
         padded = qkv if place_N is None else qkv.new_zeros(size * most, 3 * dim).index_copy(0, place_N, qkv)
         q, k, v = padded.view(size, most, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = attention(q, k, v, causal=seen is None, seen=seen).transpose(1, 2).reshape(size * most, dim)
+        mixed = self.attention(q, k, v, causal=seen is None, seen=seen).transpose(1, 2).reshape(size * most, dim)
         x = x + self.out(mixed if place_N is None else mixed[place_N])
         return x + self.down(self.up(self.norm_mlp(x)))

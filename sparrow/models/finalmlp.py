@@ -9,7 +9,7 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Head, Linear, require_sizes
+from sparrow.layers import MLP, Head, Linear, Matmul, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -108,10 +108,12 @@ class _Fusion(nn.Module):
         self.linear = Head(first + second, tasks)
         scale = 1 / (first * second / heads) ** 0.5
         self.weight = nn.Parameter(torch.randn(heads, first // heads, tasks * (second // heads)) * scale)
+        self.product = Matmul()
 
     def forward(self, first_BX: Tensor, second_BY: Tensor) -> Tensor:
         heads = len(self.weight)
-        left = torch.einsum("bhx,hxy->bhy", first_BX.unflatten(1, (heads, -1)), self.weight.to(first_BX.dtype))
+        first_HBX = first_BX.unflatten(1, (heads, -1)).transpose(0, 1)
+        left = self.product(first_HBX, self.weight, weight=1).transpose(0, 1)
         right_BH1Y = second_BY.unflatten(1, (heads, 1, -1)).float()
         products = left.float().unflatten(2, (-1, right_BH1Y.shape[-1])) * right_BH1Y
         return self.linear(first_BX, second_BY) + products.sum((1, 3))

@@ -11,7 +11,7 @@ from sparrow.core import Batch
 from sparrow.core.errors import require
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Head, Linear, require_sizes, to_compute
+from sparrow.layers import MLP, Head, LayerNorm, Linear, require_sizes, to_compute
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -90,7 +90,7 @@ class _Block(nn.Module):
         self.aggregate = MLP(features, [max(1, round(inputs * config.reduction))])
         self.project = Linear(self.aggregate.out_features, inputs)
         self.hidden = Linear(inputs, config.width, bias=False)
-        self.norm = nn.LayerNorm(config.width)
+        self.norm = LayerNorm(config.width)
 
     def forward(self, features: Tensor, x: Tensor) -> Tensor:
         mask = self.project(self.aggregate(features))

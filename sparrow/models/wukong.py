@@ -11,7 +11,7 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Head, Linear, Product, require_sizes, to_compute
+from sparrow.layers import MLP, Head, LayerNorm, Linear, Matmul, Product, require_sizes, to_compute
 from sparrow.models._inputs import History, Ids, tasks
 
 
@@ -120,7 +120,7 @@ class _Layer(nn.Module):
         self.fm = _FactorizationBlock(n, config)
         # what is linear in the vectors is one product: the linear block, what the FM block projects, the residual
         self.across = _Across(n, [config.n_l, self.fm.projected, wide if n != wide else 0])
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = LayerNorm(config.dim)
 
     def forward(self, x_NBD: Tensor) -> Tensor:
         linear, projected, residual = self.across(x_NBD)
@@ -155,7 +155,9 @@ class _FactorizationBlock(nn.Module):
             hidden = config.compressed * config.dim
             self.attention = MLP(hidden, [hidden])
             self.project = Linear(hidden, n * config.k)
-        self.norm = nn.LayerNorm(n * config.k)
+            self.inner = Matmul()  # X^T Y
+        self.outer = Matmul()  # X (X^T Y)
+        self.norm = LayerNorm(n * config.k)
         self.mlp = MLP(n * config.k, config.mlp, config.dropout)
         self.out = Linear(self.mlp.out_features, config.n_f * config.dim)
 
@@ -166,7 +168,6 @@ class _FactorizationBlock(nn.Module):
             product_BDK = projected.permute(1, 2, 0)
         else:
             y = self.project(self.attention(projected.transpose(0, 1).flatten(1))).unflatten(1, (-1, self.k))
-            product_BDK = x_BND.transpose(1, 2) @ (y.to(x_NBD.dtype) / len(x_NBD) ** 0.5)
-        return (
-            self.out(self.mlp(self.norm((x_BND @ product_BDK).flatten(1)))).unflatten(1, (-1, self.dim)).transpose(0, 1)
-        )
+            product_BDK = self.inner(x_BND.transpose(1, 2), y.to(x_NBD.dtype) / len(x_NBD) ** 0.5)
+        found = self.out(self.mlp(self.norm(self.outer(x_BND, product_BDK).flatten(1))))
+        return found.unflatten(1, (-1, self.dim)).transpose(0, 1)

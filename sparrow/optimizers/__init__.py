@@ -6,6 +6,8 @@ from typing import Protocol
 from torch import nn
 from torch.optim import Optimizer
 
+from sparrow.optimizers._few_bits import FewBits
+
 
 class OptimizerConfig(Protocol):
     """What a member's `Config` offers."""
@@ -20,4 +22,4 @@ class OptimizerConfig(Protocol):
         ...
 
 
-__all__ = ["OptimizerConfig"]
+__all__ = ["FewBits", "OptimizerConfig"]

@@ -55,6 +55,7 @@ def export(
     check: Check = "rows",
     calibrate: KINDS | None = None,
     hot: int = 0,
+    prune: bool = False,
     told: Progress | None = None,
 ) -> Folder:
     """Write a trained model as a folder that serves. Returns it, after it has been loaded and has scored its rows.
@@ -72,6 +73,7 @@ def export(
         calibrate: what scores pass through last, fitted to the valid part: "none", "logistic" or "isotonic". By default
             it is what the run has, else of the kind that the base has, else none.
         hot: how many rows of each table are listed, by how often the prepared log has them: caches begin with them.
+        prune: whether rows that never learnt become zeros, in scores too. They take no room on an SSD.
         told: is told how far it is.
 
     Raises:
@@ -81,6 +83,8 @@ def export(
     out, told = Path(out), told or (lambda what, done, total: None)
     old = load(base[0], base[1:]) if base else None
     found = restore(run_dir, which=which, device="cpu", calibrated=calibrate is None)
+    if prune:
+        _prune(found)
     run = _served(found)
     if old is not None:
         _check_base(old, found, run)
@@ -120,6 +124,19 @@ def export(
         pq.write_table(_with_scores(found, kept), made / CHECK)
         write_text(made / "card.json", to_json(card(found, dataset, told), indent=1) + "\n")
     return (load(out) if old is None else old.updated(out)).folder
+
+
+def _prune(found: Restored) -> None:
+    """Have zeros in the place of all rows that never learnt; those of ids that come and go have an index, and stay."""
+    for tables in tables_of(found.model):
+        for record in tables.all_records():
+            component = record.component
+            for chunk in () if component.policy else record.chunks(BLOCK):
+                never_N = chunk.fields["touched"] == 0
+                payload = {name: chunk.fields[name].clone() for name in component.format.fields(component.dim)}
+                for of in payload.values():
+                    of[never_N] = 0
+                tables.load_chunk(replace(chunk, fields={**chunk.fields, **payload}))
 
 
 def _check_base(old: Scorer, found: Restored, run: Run) -> None:

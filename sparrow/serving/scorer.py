@@ -112,7 +112,7 @@ class Scorer:
     @property
     def is_rounded(self) -> bool:
         """Whether inputs of products are rounded."""
-        return self.run.precision != "fp32" or products.FILE in self.folder.manifest["files"]
+        return not self.run.precision.is_plain or products.FILE in self.folder.manifest["files"]
 
     @cached_property
     def encoder(self) -> Encoder:

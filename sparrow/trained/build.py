@@ -17,7 +17,7 @@ from sparrow.core.config import Family, differences, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.embeddings import EmbeddingTables, on_ssd, rows_on, unallocated
 from sparrow.features.schema import Encoding, Schema
-from sparrow.layers import computing
+from sparrow.layers import computing, put_recipes
 from sparrow.losses import probabilities
 from sparrow.models import Offset
 from sparrow.trained.run import Run
@@ -89,7 +89,9 @@ def build(run: Run, schema: Schema, shard: Callable[[nn.Module], None] | None = 
 def untrained(run: Run, schema: Schema) -> nn.Module:
     """Returns the model itself, with first values drawn from the run's seed."""
     seed = run.seed if run.tables.seed is None else run.tables.seed
-    return run.model.build(schema, replace(run.tables, seed=seed))
+    model = run.model.build(schema, replace(run.tables, seed=seed))
+    put_recipes(model, run.precision)
+    return model
 
 
 @contextmanager

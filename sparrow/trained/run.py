@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 import torch
 
-from sparrow.core.config import Family, from_dict, read_toml, to_dict, write_toml
+from sparrow.core.config import Family, from_dict, named, read_toml, to_dict, write_toml
 from sparrow.core.errors import UserError, require
 from sparrow.core.files import write_text
 from sparrow.distributed.codecs import Codec, cast
 from sparrow.embeddings import Folder, TableChoices
 from sparrow.embeddings.components import Mode
 from sparrow.layers import Precision
+from sparrow.layers.precision import with_recipe
 from sparrow.losses import LossConfig, bce
 from sparrow.models import ModelConfig, dcnv2
 from sparrow.optimizers import OptimizerConfig, adam
@@ -152,12 +153,14 @@ class Sharding:
 class Checkpoints:
     """every: steps between checkpoints (the end always gets one). keep: how many of the last, plus the best.
 
-    background: written while training continues, for which tables are in memory twice meanwhile.
+    background: written while training continues, for which tables, or frames of those on an SSD, are in memory twice
+    meanwhile. whole: checkpoints have all rows of tables on an SSD, so that nothing but the run directory is needed.
     """
 
     every: int | None = None
     keep: int = 3
     background: bool = False
+    whole: bool = False
 
     def __post_init__(self) -> None:
         require(least=1, every=self.every, keep=self.keep)
@@ -182,11 +185,11 @@ class Run:
     members of their families, picked by name. tables: how they are addressed, stored and trained.
     threads: CPU threads that share each operation of a step, 0 for a choice by its size, which is then written down,
     because sums depend on it; loading and judging have threads of their own. device: "cpu", "cuda", "cuda:1", ...
-    precision: of the matrix products, see `sparrow.layers.computing`; weights are fp32 either way. compile:
-    through torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to
-    begin with what it learnt, see `warm_start`. calibrate: what scores pass through last, fitted to the valid part
-    with the best checkpoint, so that they are right on average: "logistic" or "isotonic". ssd: a folder on an SSD, for
-    the rows of tables whose `tables.tier` is "ssd". They are there while the process runs.
+    precision: of the matrix products, by name or by a recipe file, see docs/precision.md. compile: through
+    torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to begin with
+    what it learnt, see `warm_start`. calibrate: what scores pass through last, fitted to the valid part with the best
+    checkpoint, so that they are right on average: "logistic" or "isotonic". ssd: a folder on an SSD, for the rows of
+    tables whose `tables.tier` is "ssd". They are there while the process runs.
     """
 
     run_dir: str
@@ -203,7 +206,7 @@ class Run:
     seed: int = 0
     device: str = "cpu"
     threads: int = 0
-    precision: Precision = "fp32"
+    precision: Precision = dataclasses.field(default_factory=Precision)
     compile: bool = False
     init_from: str | None = None
     calibrate: KINDS = "none"
@@ -264,6 +267,7 @@ class Run:
             raise UserError(f"{path}: a folder, not a run file; a run's own is RUN_DIR/run.toml")
         try:
             data = read_toml(path) if held is None else held
+            data = with_recipe(data, Path(path).parent)
             return cls._from(_with_files(data, lambda file: str(Path(path).parent / file)), overrides or {})
         except UserError as error:
             raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
@@ -287,9 +291,9 @@ class Run:
         if any(name.startswith(("tables.addressing", "tables.overrides")) for name in overrides):
             tables = data.get("tables")
             data = {**data, "tables": {k: v for k, v in tables.items() if k != "sizes"}} if _is_table(tables) else data
-        for name, value in sorted(overrides.items(), key=lambda item: not item[0].endswith(".name")):
+        for name, value in sorted(named(cls, overrides).items(), key=lambda item: not item[0].endswith(".name")):
             _override(data, name, value)
-        return from_dict(cls, data)
+        return from_dict(cls, with_recipe(data, Path()))
 
 
 def _with_files(data: dict[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
@@ -317,6 +321,8 @@ def batch_size_for(rows: int) -> int:
 def _override(data: dict[str, Any], name: str, value: Any) -> None:
     *parents, leaf = name.split(".")
     for parent in parents:
+        if isinstance(data.get(parent), str):  # a bare word
+            data[parent] = {"name": data[parent]}
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
             raise UserError(f"--{name}: {parent} is a value, not a table; see `sparrow train --help` for the names")

@@ -48,7 +48,8 @@ class BlockFiles:
     def __init__(self, world: World, run: Run, dir: RunDir, tables: Sequence[EmbeddingTables]) -> None:
         self._world, self._dir, self._tables = world, dir, tables
         components = [c for of_features in tables for spec in of_features.specs for c in spec.components]
-        self._ssd = run.ssd if any(component.tier.is_on for component in components) else None
+        is_named = any(component.tier.is_on for component in components) and not run.checkpoint.whole
+        self._ssd = run.ssd if is_named else None  # else files go away with the process
         stores = [record.store for of_features in tables for record in of_features.all_records()]
         self._stores = [found for store in stores if (found := ssd_of(store))]
         self._is_on = False
@@ -64,7 +65,7 @@ class BlockFiles:
         if self._is_on:
             self._clean()
             self._world.barrier("ssd")
-        for store in self._stores:
+        for store in self._stores if mine else ():
             store.name_file(mine[0])
         try:
             yield

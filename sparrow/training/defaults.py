@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sparrow import data
-from sparrow.core.config import flatten, read_toml
+from sparrow.core.config import flatten, named, read_toml
+from sparrow.trained.run import Run
 
 SMALL_ROWS = 500_000  # of training; a larger log is trained once, in its own order
 SMALL: dict[str, Any] = {
@@ -34,6 +35,7 @@ def defaults(prepared: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: when it is no prepared log.
     """
+    given = named(Run, given)
     rows = data.open(prepared).manifest["rows"]
     begun = _begun_with(given.get("init_from"))
     model = given.get("model.name") or begun.get("model.name")

@@ -32,14 +32,15 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> 
     on_ssd = [component for component in components if component.tier.is_on]
     if not on_ssd or run.ssd is None:
         return
-    if run.checkpoint.background:
-        remedy = "leave it out"
-        raise UserError(f"checkpoint.background: it copies tables in memory, and some are on an SSD; {remedy}")
+    whole, background = run.checkpoint.whole, run.checkpoint.background
+    if whole and background:
+        why = "checkpoints with all rows of tables on an SSD are not written in the background"
+        raise UserError(f"checkpoint.background: {why}; leave it out, or checkpoint.whole")
     batch = dataset.first(min(256, run.data.batch_size))
     used = batch.ids.values_N.numel() / max(batch.batch_size, 1) * dataset.rows("train")
-    kept = run.checkpoint.keep + 2  # the best too, and the one that is written
-    blocks = (1 + kept) * sum(_bytes_blocks(component, used) for component in on_ssd)
-    kept *= sum(_bytes_saved(component) for component in components)
+    kept = run.checkpoint.keep + 2 + background  # the best too, and the one that is written
+    blocks = (1 if whole else 1 + kept) * sum(_bytes_blocks(component, used) for component in on_ssd)
+    kept *= sum(_bytes_saved(component, whole) for component in components)
     remedy = "lower checkpoint.keep, or name another folder with --ssd"
     needs = [(Path(run.ssd), blocks, "rows of tables on an SSD, and their checkpoints,", remedy)]
     needs.append((Path(run.run_dir), kept, "checkpoints", "lower checkpoint.keep, or name another --run_dir"))
@@ -57,10 +58,10 @@ def _bytes_blocks(component: Component, used: float) -> int:
     return int(SPARE_BLOCKS * layout.block * min(layout.blocks, used))
 
 
-def _bytes_saved(component: Component) -> int:
-    """Returns the bytes of a component in a checkpoint's folder."""
+def _bytes_saved(component: Component, whole: bool) -> int:
+    """Returns the bytes of a component in a checkpoint's folder. whole: of those on an SSD it has all rows."""
     above = component.frames(component.rows) * component.frame_bytes(component.dim) if component.cache.is_on else 0
-    if not component.tier.is_on:
+    if whole or not component.tier.is_on:
         return above + component.rows * component.bytes_row
     layout = Layout(fields=component.fields, rows=component.rows)
     newer = sum(component.tier_frames(component.rows)) * (8 + component.bytes_row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 import threading
@@ -20,8 +19,10 @@ from sparrow.core import UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
-from sparrow.layers import drops, lacks_bf16
+from sparrow.layers import drops
+from sparrow.layers.precision import native
 from sparrow.metrics import evaluate_labels
+from sparrow.optimizers import FewBits
 from sparrow.sharding import summary
 from sparrow.trained.build import identity, load_optimizer, load_weights, scoring, tables_of
 from sparrow.trained.labels import of_first, together
@@ -117,8 +118,8 @@ class Trainer:
             run = self.dir.continued(run, settings, self._say)
         run = resolved(run, self.dataset, earlier(run, ranks.world) if run.init_from and not saved else None, self._say)
         ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
-        if run.precision == "bf16" and lacks_bf16(torch.device(run.device)):
-            self._say("precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out")
+        if (told := native(run.precision, torch.device(run.device))) is not None:
+            self._say(f"precision: {told}")
         return with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size), saved
 
     def _build(self, profile: bool) -> None:
@@ -138,6 +139,7 @@ class Trainer:
             tables.mode = run.loop.table_mode
         self.dense = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = run.dense.build(self.dense)
+        self.few_bits = FewBits(self.optimizer, run.precision.weights, run.seed)
         if run.compile:
             self.model.compile()
         self.score = scoring(self.model, run, self.dataset.schema)
@@ -188,6 +190,7 @@ class Trainer:
                 self._say(f"continuing from step {self.step} of {self.total_steps}")
             else:
                 begin(self.model, self.optimizer, self.run, self.dataset, self._say, self.ranks.world)
+                self.few_bits.settle()
             if (self.saved or self.run.init_from) and (rounded := self.stored.rounded()):
                 self._say(rounded)
             if self.ranks.leads:
@@ -423,7 +426,7 @@ class Trainer:
         self.kept = self.step  # asked of memory: ranks may see the folder differently
         step, world, background = self.step, self.ranks.world, self.run.checkpoint.background
         if background and is_new:
-            chunks = [dataclasses.replace(c, fields={n: t.clone() for n, t in c.fields.items()}) for c in chunks]
+            chunks = [chunk.copied() for chunk in chunks]
             parts = {name: {n: t.clone() for n, t in part.items()} for name, part in parts.items()}
 
         def work(all_written: Callable[[], None]) -> None:

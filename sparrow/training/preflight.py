@@ -26,6 +26,7 @@ from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
+from sparrow.optimizers import FewBits
 from sparrow.sharding.plan import Grid, tiers_of
 from sparrow.sharding.tiering import USUAL
 from sparrow.trained.build import tables_of, untrained, within_memory
@@ -94,7 +95,8 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     components = [component for spec in specs for component in spec.components]
     each = {component.name: component.bytes_of(component.rows, component.dim) for component in components}
     maps = sum(spec.addressing.traits.bytes_map for spec in specs)
-    held = [size + maps for size in _held(run, components, Grid(ranks // per_host, per_host))]
+    copies = 1 + run.checkpoint.background
+    held = [copies * size + maps for size in _held(run, components, Grid(ranks // per_host, per_host))]
     scale = run.data.batch_size / ranks / batch.batch_size
     ids = dict.fromkeys((spec.name for spec in specs), 0.0)
     for feature in dataset.schema.sparse:
@@ -414,9 +416,10 @@ def dense_state(run: Run) -> tuple[int, int]:
     sample = nn.Parameter(torch.zeros(2))  # optimizers keep as many numbers as a weight has, some times over, and a few
     sample.grad = torch.zeros(2)
     optimizer = run.dense.build([sample])
+    FewBits(optimizer, run.precision.weights, run.seed)
     optimizer.step()
     state = [v for v in optimizer.state[sample].values() if isinstance(v, Tensor)]
-    each = sum(v.nbytes for v in state if v.shape == sample.shape) // sample.nbytes
+    each = math.ceil(sum(v.nbytes for v in state if v.shape == sample.shape) / sample.nbytes)
     return each, sum(v.nbytes for v in state if v.shape != sample.shape)
 
 

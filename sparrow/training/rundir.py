@@ -161,6 +161,7 @@ class RunDir:
             say: is told what else changed.
         """
         run = dataclasses.replace(run, tables=dataclasses.replace(run.tables, sizes=old["tables"].get("sizes", {})))
+        run.precision.check_goes_on(old.get("precision", {}))
         old = flatten(old)
         loop, data = run.loop, run.data
         if loop.update_mode == "auto":

@@ -9,7 +9,7 @@ from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.interactions import CrossNet
 from sparrow.kernels.rules import rowwise_adagrad
-from sparrow.layers import NumericEmbedding, computing
+from sparrow.layers import NumericEmbedding, Precision, computing
 from sparrow.losses import binary_cross_entropy
 from sparrow.models import dcnv2
 
@@ -58,7 +58,7 @@ def test_the_upstream_gradient_is_left_alone() -> None:
 def test_bf16_rounds_and_hands_fp32_gradients_to_fp32_weights() -> None:
     torch.manual_seed(0)
     net, x = CrossNet(16, 3), torch.randn(64, 16)
-    with computing("bf16", x.device):
+    with computing(Precision("bf16"), x.device):
         narrow = net(x)
     assert narrow.dtype == torch.bfloat16
     torch.testing.assert_close(narrow.float(), net(x), rtol=0.05, atol=0.1)
@@ -139,7 +139,7 @@ def test_every_form_of_dcnv2_learns(
     model, batch = model_and_batch(dense, sparse, config)
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
     for _ in range(30):
-        with computing(precision, torch.device("cpu")):  # type: ignore[arg-type]
+        with computing(Precision(precision), torch.device("cpu")):  # type: ignore[arg-type]
             loss = binary_cross_entropy(model(batch), batch)
         loss.backward()
         if not losses:

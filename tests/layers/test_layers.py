@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Jagged
-from sparrow.layers import MLP, CausalTransformer, Linear, NumericEmbedding, attention, computing, to_compute
+from sparrow.layers import MLP, CausalTransformer, Linear, NumericEmbedding, Precision, attention, computing, to_compute
 
 
 def gradients(y: Tensor, of: list[Tensor]) -> tuple[Tensor, ...]:
@@ -38,10 +38,10 @@ def test_mlp_is_its_layers() -> None:
 
 def test_computing_changes_products_only_within() -> None:
     x, device = torch.randn(4, 6), torch.device("cpu")
-    with computing("bf16", device):
+    with computing(Precision("bf16"), device):
         assert MLP(6, (5,))(x).dtype == torch.bfloat16
         assert to_compute(x).dtype == torch.bfloat16
-    with computing("fp32", device):
+    with computing(Precision("fp32"), device):
         assert MLP(6, (5,))(x).dtype == torch.float32
         assert to_compute(x) is x
     assert to_compute(x) is x
@@ -92,7 +92,7 @@ def test_linear_over_parts_is_linear_over_them_side_by_side(precision: str) -> N
     linear = Linear(12, 3)
     parts = [torch.randn(7, n, requires_grad=True) for n in (5, 0, 1, 6)]
     of = [*parts, linear.weight, linear.bias]
-    with computing(precision, torch.device("cpu")):  # type: ignore[arg-type]
+    with computing(Precision(precision), torch.device("cpu")):  # type: ignore[arg-type]
         apart, together = linear(*parts), linear(torch.cat(parts, 1))
     close = {"rtol": 1e-5, "atol": 1e-5} if precision == "fp32" else {"rtol": 0.03, "atol": 0.03}
     torch.testing.assert_close(apart, together, **close)
@@ -117,7 +117,7 @@ def test_bf16_is_near_fp32_forward_and_backward() -> None:
         _, narrow = layer(dense_BC, rest_BR)
         return mlp(narrow, layer.fold)
 
-    with computing("bf16", dense_BC.device):
+    with computing(Precision("bf16"), dense_BC.device):
         rough = run()
     exact = run()
     assert (rough.dtype, exact.dtype) == (torch.bfloat16, torch.float32)

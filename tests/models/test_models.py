@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparrow.core import Batch, Jagged, KeyedJagged, UserError
 from sparrow.core.config import Family, to_dict
 from sparrow.embeddings import EmbeddingTables, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.features.schema import Column, Encoding, Schema
+from sparrow.kernels import quantise
 from sparrow.kernels.rules import rowwise_adagrad
-from sparrow.layers import MLP, Head, computing, drawing
+from sparrow.layers import MLP, Head, Precision, computing, drawing, named_sites, put_recipes
+from sparrow.layers.recipe import Recipe
 from sparrow.losses import binary_cross_entropy, judged, probabilities
 from sparrow.models import (
     History,
@@ -35,6 +38,7 @@ from sparrow.models import (
     ple,
     wukong,
 )
+from sparrow.numerics import FORMATS
 from sparrow.trained.build import tables_of
 
 
@@ -207,7 +211,7 @@ def test_bf16_is_close_and_learns(config: object) -> None:
     model, example = build(config), batch(2000, seed=1000)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step in range(40):
-        with computing("bf16", torch.device("cpu")):
+        with computing(Precision("bf16"), torch.device("cpu")):
             loss, scores = learn(model, batch(seed=step))
         loss.backward()
         assert scores.dtype == loss.dtype == torch.float32
@@ -216,7 +220,7 @@ def test_bf16_is_close_and_learns(config: object) -> None:
         optimizer.zero_grad()
     with torch.no_grad():
         exact_BT = model(example)
-        with computing("bf16", torch.device("cpu")):
+        with computing(Precision("bf16"), torch.device("cpu")):
             found_BT = model(example)
     assert binary_cross_entropy(found_BT, example) < 0.6  # a constant has 0.69
     assert exact_BT.std() > 0.5
@@ -230,7 +234,7 @@ def test_the_last_product_is_in_fp32(config: object) -> None:
     for module in model.modules():
         if isinstance(module, Head):
             module.register_forward_hook(lambda head, parts, found: seen.append((head, parts, found)))
-    with computing("bf16", torch.device("cpu")), torch.no_grad():
+    with computing(Precision("bf16"), torch.device("cpu")), torch.no_grad():
         assert model(batch()).dtype == torch.float32
     for head, parts, found_BT in seen:
         bias_T = 0 if head.bias is None else head.bias.double()
@@ -239,8 +243,71 @@ def test_the_last_product_is_in_fp32(config: object) -> None:
     assert seen or isinstance(config, logistic.Config | fm.Config | blend.Config)  # which end in no product, or in many
 
 
+class _Watch(TorchDispatchMode):
+    """Collects the products whose operands are not all numbers of `FORMAT`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if any(word in name for word in ("mm", "matmul", "dot_product", "linear", "weight_gradient", "project", "mv")):
+            operands = args[1:3] if "addmm" in name else args[:2]
+            operands = args[:3] if "dot_product" in name else operands
+            rounded = [quantise.rounded(of.float(), FORMATS[FORMAT]) for of in operands]
+            self.seen += 1
+            if not all(torch.equal(of.float(), one) for of, one in zip(operands, rounded, strict=True)):
+                self.found.append(f"{name}: {[tuple(of.shape) for of in operands]}")
+        return func(*args, **(kwargs or {}))
+
+
+FORMAT = "e5m2"  # so few numbers that others' products have operands that are none of them
+
+
+@pytest.mark.parametrize("config", MODELS, ids=named)
+def test_every_product_both_ways_is_a_site(config: object) -> None:
+    """A recipe that all sites are told rounds both operands of every product of a model."""
+    model = build(config)
+    told = Precision("fp32", {"*": Recipe.of(FORMAT)})
+    if named_sites(model):
+        put_recipes(model, told)
+    for train in (True, False):
+        model.train(train)
+        with computing(told, torch.device("cpu")), _Watch() as watch:
+            loss, _ = learn(model, batch())
+            loss.backward()
+        assert watch.found == []
+        assert (watch.seen > 0) == bool(named_sites(model))
+    with computing(told, torch.device("cpu")), _Watch() as watch, torch.no_grad():
+        model(batch())
+    assert watch.found == []
+    for site in named_sites(model).values():
+        site.recipe = None
+    with computing(told, torch.device("cpu")), _Watch() as watch:
+        learn(model, batch())[0].backward()
+    assert len(watch.found) == watch.seen  # the same products, each with an operand that was left as it is
+
+
+@pytest.mark.parametrize("config", MODELS, ids=named)
+@pytest.mark.parametrize("name", ["mxfp8", "fp8-rowwise-gw"])
+def test_products_of_two_activations_and_the_last_stay_high(config: object, name: str) -> None:
+    model = build(config)
+    high = [site for site in named_sites(model).values() if site.high]
+    others = [site for site in named_sites(model).values() if not site.high]
+    with computing(Precision(name), torch.device("cpu")):
+        assert all(site.way is None for site in high)
+        assert all(site.way is not None for site in others)
+        loss, scores = learn(model, batch())
+    loss.backward()
+    assert scores.dtype == torch.float32
+    assert len(scores.unique()) > 40 or isinstance(config, logistic.Config)  # whose weights begin at 0
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_scores_in_bf16_are_as_many_as_rows() -> None:
-    with computing("bf16", torch.device("cpu")), torch.no_grad():
+    with computing(Precision("bf16"), torch.device("cpu")), torch.no_grad():
         assert len(score(build(dcnv2.Config()), batch(5000)).unique()) > 4000
 
 

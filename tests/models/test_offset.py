@@ -16,6 +16,7 @@ import torch
 from sparrow import data
 from sparrow.core import Batch, KeyedJagged
 from sparrow.features.schema import Column, Encoding, Schema, Split
+from sparrow.layers import Precision
 from sparrow.metrics import evaluate_labels
 from sparrow.trained.run import Data, Loop, Run
 from sparrow.training import Trainer, train
@@ -76,7 +77,7 @@ def test_first_predictions_are_base_rates(rare: Path, tmp_path: Path, config: An
     """Of a rare label and a frequent one, whatever the seed; exactly so for an example with nothing in it."""
     log = data.open(rare)
     for seed in range(3):
-        trainer = Trainer(make(rare, tmp_path, model=config, seed=seed, precision=precision))
+        trainer = Trainer(make(rare, tmp_path, model=config, seed=seed, precision=Precision(precision)))
         with torch.no_grad():
             found = evaluate_labels(trainer.score, [log.first(ROWS)], range(2))
         assert [one["ne"] for one in found] == pytest.approx([1, 1], abs=0.2)  # small models: a few random weights

@@ -8,6 +8,9 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.core.config import write_toml
+from sparrow.layers import Precision
+from sparrow.layers.recipe import Recipe
+from sparrow.models import dlrm
 from sparrow.optimizers import adam
 from sparrow.trained.run import Run, Schedule
 from sparrow.training import train
@@ -60,3 +63,36 @@ def test_a_run_of_defaults(prepared: Path, tmp_path: Path) -> None:
     chosen = Run.load(tmp_path / "run" / "run.toml")
     assert chosen.data.batch_size == 64
     assert Run.of(prepared).run_dir == f"runs/{prepared.name}"
+
+
+def test_a_bare_word_names_a_member(tmp_path: Path) -> None:
+    """Of every family, on the command line and in a file."""
+    run = Run.of("log", {"model": "dlrm", "model.dim": 8, "precision": "mxfp8", "tables.rule": "adam", "dense": "sgd"})
+    same = {"model.name": "dlrm", "model.dim": 8, "precision.name": "mxfp8", "tables.rule.name": "adam"}
+    assert run == Run.of("log", {**same, "dense.name": "sgd"})
+    file = tmp_path / "run.toml"
+    file.write_text('run_dir = "r"\nmodel = "dlrm"\nprecision = "bf16"\n[data]\npath = "log"\n')
+    assert Run.load(file).precision == Precision("bf16")
+    assert Run.load(file, {"precision": "mx4", "model.name": "fm"}).precision == Precision("mx4")
+    split = Run.load(file, {"precision.weights": "split", "model.dim": 3})
+    assert split.precision == Precision("bf16", weights="split") and split.model == dlrm.Config(dim=3)
+    split.save(tmp_path / "saved.toml")
+    assert Run.load(tmp_path / "saved.toml") == split
+    with pytest.raises(UserError, match=r"model.name: there is no 'dlmr'; did you mean 'dlrm'"):
+        Run.of("log", {"model": "dlmr"})
+
+
+def test_a_recipe_file_is_named_from_the_run_file_or_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine.toml").write_text('[sites]\n"deep.*" = "mx6"\n')
+    file = tmp_path / "runs" / "run.toml"
+    file.write_text('run_dir = "r"\nprecision = "mine.toml"\n[data]\npath = "log"\n')
+    want = Precision("fp32", {"deep.*": Recipe.of("mx6")})
+    assert Run.load(file).precision == want
+    Run.load(file).save(tmp_path / "saved.toml")
+    assert Run.load(tmp_path / "saved.toml").precision == want
+    monkeypatch.chdir(tmp_path)
+    assert Run.of("log", {"precision": "runs/mine.toml"}).precision == want
+    assert Run.load(tmp_path / "saved.toml", {"precision": "bf16"}).precision == Precision("bf16")

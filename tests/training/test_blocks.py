@@ -8,23 +8,29 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from sparrow import checkpoint, data
-from sparrow.checkpoint import store
+from sparrow.checkpoint import blocks, pieces, store
 from sparrow.core import UserError
-from sparrow.embeddings.tiers import SsdStore
+from sparrow.embeddings.tiers import SsdStore, ssd
+from sparrow.embeddings.tiers import saved as of_saved
+from sparrow.serving.export import export
 from sparrow.trained.scorer import restore
 from sparrow.training import blocks as of_run
 from sparrow.training.loop import Trainer
 from tests.runs import run_of
+from tests.serving.test_export import contents
 
 SETTINGS: dict[str, Any] = {
     "data.batch_size": 16, "model.dim": 8, "model.deep": [16], "data.id_dropout": {}, "loop.max_steps": 60,
@@ -143,18 +149,22 @@ def test_a_run_goes_on_with_its_file(wide: Path, tmp_path: Path, in_memory: dict
     check_sizes(tmp_path)
 
 
-@pytest.mark.parametrize("change", ["folder", "seed", "frames", "copy", "memory"])
-def test_a_run_goes_on_elsewhere(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], change: str) -> None:
+@pytest.mark.parametrize("change", ["folder", "seed", "frames", "lfu", "copy", "memory"])
+def test_a_run_goes_on_elsewhere(
+    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From a file that it cannot go on with it reads. The old one goes with the last checkpoint that needs it."""
     place = tmp_path
     choices: dict[str, dict[str, Any]] = {
         "folder": {"ssd": str(tmp_path / "disk" / "other")},
         "seed": {"tables__seed": 7},
-        "frames": {"tables__tier__fraction": 0.1, "tables__tier__policy": "lfu"},
+        "frames": {"tables__tier__fraction": 0.1},
+        "lfu": {"tables__tier__fraction": 0.1, "tables__tier__policy": "lfu"},
         "copy": {},
         "memory": {"tables__tier__name": "memory"},
     }
     options = choices[change]
+    monkeypatch.setattr(ssd, "PIECE", 32)  # rows of later pieces find full sets
     trainer(wide, place, loop__max_steps=25).fit()
     before = files(place)
     if change == "copy":
@@ -165,7 +175,7 @@ def test_a_run_goes_on_elsewhere(wide: Path, tmp_path: Path, in_memory: dict[int
     trainer(wide, place, resume=True, **options).fit()
     check(place, in_memory)
     used = {Path(path) for path in last(place).block_files}
-    assert used == before if change == "frames" else not used & before
+    assert used == before if change in ("frames", "lfu") else not used & before
     assert len(used) == 5 * (change != "memory")
     check(tmp_path, in_memory)
     assert files(tmp_path) == needed(tmp_path) | needed(place)
@@ -241,6 +251,124 @@ def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_pa
             third._load(last(tmp_path))
 
 
+def test_in_the_background(
+    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training changes frames and blocks while a checkpoint is written."""
+    write, at = blocks.write_rows, list[int]()
+
+    def slow(*arguments: Any) -> Any:
+        begun.step, deadline = run.step, time.monotonic() + 0.2
+        while run.step == begun.step and time.monotonic() < deadline:
+            time.sleep(0.001)
+        at.append(run.step - begun.step)
+        return write(*arguments)
+
+    begun = SimpleNamespace(step=0)
+    monkeypatch.setattr(blocks, "write_rows", slow)
+    run = trainer(wide, tmp_path, checkpoint__background=True, loop__max_steps=35, loop__ahead=2)
+    run.fit()
+    assert sum(steps > 0 for steps in at) >= 10
+    check(tmp_path, in_memory)
+    monkeypatch.undo()
+    trainer(wide, tmp_path, resume=True, checkpoint__background=True).fit()
+    check(tmp_path, in_memory)
+    assert len(files(tmp_path)) == 5 and files(tmp_path) == needed(tmp_path)
+    check_sizes(tmp_path)
+
+
+def test_with_all_rows(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
+    """Such checkpoints need no folder beside the run's. A run changes between the two kinds."""
+    trainer(wide, tmp_path, checkpoint__whole=True, loop__max_steps=25).fit()
+    assert not files(tmp_path) and not last(tmp_path).block_files
+    shutil.rmtree(tmp_path / "disk")
+    check(tmp_path, in_memory)
+    trainer(wide, tmp_path, resume=True, loop__max_steps=35).fit()
+    check(tmp_path, in_memory)
+    assert files(tmp_path) == needed(tmp_path) and len(files(tmp_path)) == 5
+    trainer(wide, tmp_path, resume=True, checkpoint__whole=True).fit()
+    check(tmp_path, in_memory)
+    assert last(tmp_path).step == 60 and not last(tmp_path).block_files and files(tmp_path) == needed(tmp_path)
+
+
+def test_deltas_are_those_of_memory(wide: Path, tmp_path: Path) -> None:
+    """Model folders of both, of all rows and of those that changed, are the same to the byte."""
+    found = []
+    for tier in ("ssd", "memory"):
+        place, log = tmp_path / tier, [wide.parent / "log.parquet"]
+        trainer(wide, place, tables__tier__name=tier, loop__max_steps=25).fit()
+        export(place / "run", place / "base", log, which="last")
+        trainer(wide, place, tables__tier__name=tier, resume=True).fit()
+        export(place / "run", place / "delta", log, which="last", base=[place / "base"])
+        found.append([contents(place / name) for name in ("base", "delta")])
+    for mine, memory in zip(*found, strict=True):
+        assert [name for name in memory if mine[name] != memory[name]] == [] and mine.keys() == memory.keys()
+
+
+# -- the rows that are newer -------------------------------------------------------------------------------------------
+
+
+def told(of: Trainer) -> dict[str, tuple[int, int, int]]:
+    """Of each table: different rows of batches that were in frames, those that were not, and rows that left."""
+    stores = [(r.component.name, r.store) for tables in of.tables for r in tables.all_records()]
+    return {name: (s.hits, s.used - s.hits, s.left) for name, s in stores if isinstance(s, SsdStore)}
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_after_a_resume_the_same_rows_leave(wide: Path, tmp_path: Path, ahead: int) -> None:
+    """As if the run had not been stopped; but rows that were looked at ahead are in frames already."""
+    at: dict[int, dict[str, tuple[int, int, int]]] = {}
+    patch = pytest.MonkeyPatch()
+    with patch.context() as patched:
+        whole = trainer(wide, tmp_path / "whole", loop__ahead=ahead)
+        patched.setattr(whole, "save", lambda best=False: at.setdefault(whole.step, told(whole)) and None)
+        whole.fit()
+    trainer(wide, tmp_path / "cut", loop__ahead=ahead, loop__max_steps=23).fit()
+    shutil.rmtree(last(tmp_path / "cut").path)  # as after a kill
+    again = trainer(wide, tmp_path / "cut", loop__ahead=ahead, resume=True)
+    again.fit()
+    assert at[60] == told(whole) and last(tmp_path / "cut").step == 60
+    for name, (hits, misses, left) in told(again).items():
+        began = at[20][name]
+        assert (began[1] + misses, began[2] + left) == told(whole)[name][1:]
+        assert ahead or began[0] + hits == told(whole)[name][0]
+    assert sum(left for _, _, left in told(again).values()) > 100
+
+
+def of_format_4(saved: checkpoint.Checkpoint) -> None:
+    """Write it as it was before: newer rows ascending, without ages, with SHA-256."""
+    manifest = json.loads((saved.path / "manifest.json").read_text())
+    for entry in manifest["files"].values():
+        if "newer" in entry:
+            path = saved.path / entry["newer"]
+            found = safetensors.torch.load_file(path)
+            del found["age"]
+            order = found["row"].argsort()
+            safetensors.torch.save_file(
+                {n: t[order].long() if n == "row" else t[order] for n, t in found.items()}, path
+            )
+            data = path.read_bytes()
+            manifest["files"][entry["newer"]] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+            del entry["blocks"]["cached"]
+    manifest["format"] = 4
+    del manifest["sha256"]
+    (saved.path / "manifest.json").write_text(json.dumps({**manifest, "sha256": store._seal(manifest)}))
+
+
+def test_earlier_checkpoints_are_read(
+    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(wide, tmp_path, loop__max_steps=25).fit()
+    monkeypatch.setattr(of_saved, "WINDOW", 1 << 10)  # the newer rows take more than one, and more than one piece
+    monkeypatch.setattr(of_saved, "PIECE", 1 << 12)
+    assert rows_of(last(tmp_path)) == in_memory[25]
+    of_format_4(last(tmp_path))
+    check(tmp_path, in_memory)
+    trainer(wide, tmp_path, resume=True).fit()
+    check(tmp_path, in_memory)
+    assert json.loads((last(tmp_path).path / "manifest.json").read_text())["format"] == 5
+
+
 # -- kills -------------------------------------------------------------------------------------------------------------
 
 
@@ -249,7 +377,7 @@ def count_down(left: int) -> None:
     calls = [
         (os, "rename"), (os, "replace"), (os, "fsync"), (os, "unlink"), (shutil, "rmtree"), (store, "_write"),
         (store, "_prune"), (store, "mark_best"), (of_run, "remove"), (SsdStore, "save"), (SsdStore, "keep_only"),
-        (SsdStore, "go_on"), (store.blocks, "write_rows"), (store.blocks, "_write_all"),
+        (SsdStore, "go_on"), (store.blocks, "write_rows"), (pieces, "_write_all"),
     ]  # fmt: skip
 
     def counted(call: Any) -> Any:

@@ -39,9 +39,23 @@ def test_disks_must_have_room(prepared: Path, tmp_path: Path, monkeypatch: pytes
         check_disks(run, [replace(large, rows=10**5)], dataset)
 
 
-def test_checkpoints_in_the_background_are_refused(prepared: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"ssd": str(tmp_path / "disk"), "checkpoint": Checkpoints(background=True)}
+def test_checkpoints_with_all_rows_share_no_blocks(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all rows of each are in the run directory."""
+    run = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk"))
+    component = Component(name="t", rows=10**9, dim=16, tier=Tier(name="ssd"))
+    run, free = replace(run, checkpoint=Checkpoints(keep=1, whole=True)), 3 * component.rows * component.bytes_row
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
+    check_disks(run, [component], data.open(prepared))
+    free -= 1
+    with pytest.raises(UserError, match="run: checkpoints need up to"):
+        check_disks(run, [component], data.open(prepared))
+
+
+def test_checkpoints_with_all_rows_in_the_background_are_refused(prepared: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"ssd": str(tmp_path / "disk"), "checkpoint": Checkpoints(background=True, whole=True)}
     run = small_run(prepared, tmp_path / "run", **settings)
     tables = replace(run.tables, tier=Tier(name="ssd"))
-    with pytest.raises(UserError, match="checkpoint.background: it copies tables in memory, and some are on an SSD"):
+    with pytest.raises(UserError, match="checkpoint.background: checkpoints with all rows of tables on an SSD are not"):
         train(replace(run, tables=tables))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from sparrow.layers import Precision
 from sparrow.models import dcnv2
 from sparrow.trained.run import Loop, Run
 from sparrow.training import Trainer, train
@@ -28,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "deferred": {},
     "fused": {"loop": Loop(nonfinite="off")},
     "clipped, accumulated": {"loop": Loop(accumulate=2, clip_norm=0.5, epochs=2)},
-    "bf16": {"precision": "bf16", "model": dcnv2.Config(dim=4, deep=(8,))},
+    "bf16": {"precision": Precision("bf16"), "model": dcnv2.Config(dim=4, deep=(8,))},
 }
 
 

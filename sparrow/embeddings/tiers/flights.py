@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.tiers.cached import CachedStore, ssd_of
 from sparrow.embeddings.tiers.ssd import SsdStore
 from sparrow.kernels.embedding_bag import Bags
 
@@ -59,6 +59,9 @@ class Flights:
     def settle(self) -> None:
         """Hear that all batches that were looked up have learnt, or never will."""
         self._settled = min(self._ahead.values(), default=self._batch + 1) - 1
+        for store in self.stores.values():
+            if found := ssd_of(store):
+                found.settled = self._settled
 
     def land(self) -> None:
         """Wait for all rows that are under way."""

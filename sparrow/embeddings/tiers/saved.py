@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,9 @@ First = Callable[[Tensor], dict[str, Tensor]]
 """Rows int64 [U] -> the fields with which they begin."""
 
 
+WINDOW, PIECE = 128 << 20, 16 << 20  # bytes
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Saved:
     """A part of a component, on an SSD.
@@ -25,8 +28,12 @@ class Saved:
     Args:
         path: the file of its blocks.
         map: which block is where.
-        rows_U: int64 [U], ascending: the rows, counted in the part, that frames and queue hold.
-        field: (name, first, last) -> a field of those of them, [last - first, ...].
+        rows_U: int32 [U], each once: the rows, counted in the part, that frames and queue hold. Those of the cache are
+            first, then those of frames that stand by, then those that wait.
+        ages_H: int32 [H]: how many batches before the last one that learnt used the rows in frames. It is negative for
+            a batch that was looked at ahead.
+        cached: how many of them are of the cache.
+        field: (name, first, last) -> a field of those of them, [last - first, ...], for a moment.
         component: whose rows these are.
         seed: of the first values, which rows have that are nowhere.
         rows: the first row of the part and the one after its last.
@@ -36,6 +43,8 @@ class Saved:
     path: Path
     map: BlockMap
     rows_U: Tensor
+    ages_H: Tensor
+    cached: int
     field: Callable[[str, int, int], Tensor]
     component: Component
     seed: int
@@ -48,6 +57,16 @@ class Saved:
         fields = self.component.fields_of(self.columns[1] - self.columns[0])
         return Layout(fields=fields, rows=self.rows[1] - self.rows[0])
 
+    def copied(self) -> Saved:
+        """Returns one that holds the newer rows in memory of its own."""
+        count, made = len(self.rows_U), dict[str, Tensor]()
+        step = max(1, PIECE // self.layout.record_bytes)
+        for name, of in self.layout.fields.items():
+            made[name] = torch.empty(of.shape(count), dtype=of.dtype)
+            for first in range(0, count, step):
+                made[name][first : first + step] = self.field(name, first, min(first + step, count))
+        return replace(self, field=lambda name, first, last: made[name][first:last])
+
     def fields(self, first: int, last: int) -> dict[str, Tensor]:
         """Returns all fields of some of the newer rows."""
         return {name: self.field(name, first, last) for name in self.layout.fields}
@@ -55,6 +74,8 @@ class Saved:
 
 class SavedStore(nn.Module):
     """Reads the rows of a checkpoint in their order. Only pieces of them are ever in memory.
+
+    The newer rows are in another order. So those of `WINDOW` bytes are read at a time, in one pass through all.
 
     Args:
         saved: what the checkpoint has.
@@ -70,6 +91,9 @@ class SavedStore(nn.Module):
         super().__init__()
         self.first: First | None = None  # whoever made the store says it
         self._saved = saved
+        self._rows_U, order_U = saved.rows_U.sort()
+        self._order_U = order_U.int()
+        self._window, self._newer = range(0), dict[str, Tensor]()
         self._blocks = Blocks(saved.path, saved.layout, table=saved.component.name, map=saved.map, is_written=False)
 
     def read(self, at: At) -> dict[str, Tensor]:
@@ -78,12 +102,36 @@ class SavedStore(nn.Module):
         rows_U, fields = torch.arange(at.start, at.stop), self._blocks.layout.fields
         made = {name: torch.empty(of.shape(len(rows_U)), dtype=of.dtype) for name, of in fields.items()}
         never_U = self._blocks.wait(self._blocks.fetch(rows_U, made, rows_U - at.start))
-        low, high = torch.searchsorted(self._saved.rows_U, torch.tensor([at.start, at.stop])).tolist()
-        newer_V = self._saved.rows_U[low:high] - at.start
+        low, high = torch.searchsorted(self._rows_U, torch.tensor([at.start, at.stop])).tolist()
+        newer_V = self._rows_U[low:high] - at.start
         never_U[newer_V] = False
         if never_U.any():
             put_into(made, never_U.nonzero()[:, 0], self.first(rows_U[never_U]))
-        put_into(made, newer_V, self._saved.fields(low, high))
+        put_into(made, newer_V, self._newest(low, high))
+        return made
+
+    def _newest(self, low: int, high: int) -> dict[str, Tensor]:
+        """Returns all fields of some of the newer rows, counted in their order."""
+        if low < self._window.start or high > self._window.stop:
+            self._newer.clear()
+            count = max(high - low, WINDOW // self._blocks.layout.record_bytes)
+            self._window = range(low, min(low + count, len(self._rows_U)))
+            self._newer = self._gathered(self._order_U[self._window.start : self._window.stop])
+        place = slice(low - self._window.start, high - self._window.start)
+        return {name: of[place] for name, of in self._newer.items()}
+
+    def _gathered(self, at_V: Tensor) -> dict[str, Tensor]:
+        """Returns all fields of some of the newer rows, which are at these places, in one pass."""
+        fields, step = self._blocks.layout.fields, max(1, PIECE // self._blocks.layout.record_bytes)
+        made = {name: torch.empty(of.shape(len(at_V)), dtype=of.dtype) for name, of in fields.items()}
+        ordered_V, to_V = at_V.sort()
+        for name, of in made.items():
+            for first in range(0, len(self._rows_U), step):
+                last = min(first + step, len(self._rows_U))
+                low, high = torch.searchsorted(ordered_V, torch.tensor([first, last])).tolist()
+                if low < high:
+                    piece = self._saved.field(name, first, last)
+                    of[to_V[low:high]] = piece[ordered_V[low:high] - first]
         return made
 
     def close(self) -> None:

@@ -28,6 +28,12 @@ class Spare:
         """How many frames are free."""
         return len(self._returned) + self._end - self._next
 
+    @property
+    def held(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows that are here, their frames in ascending order, and the last batch that has each."""
+        frames_H, order_H = self._frames_H.sort()
+        return self.rows_H[order_H], frames_H, self._batches_H[order_H]
+
     def find(self, rows_N: Tensor) -> Tensor:
         """Returns the frame of each row, or -1: int64 [N]."""
         place_N, is_here_N = self._places(rows_N)
@@ -40,8 +46,8 @@ class Spare:
         self._batches_H[at] = self._batches_H[at].clamp(min=batch)  # a later one may have it already
         return is_here_U
 
-    def take(self, rows_U: Tensor, batch: int) -> Tensor:
-        """Returns free frames for rows of a batch that are not here, int64 [U]."""
+    def take(self, rows_U: Tensor, batch: int | Tensor) -> Tensor:
+        """Returns free frames for rows that are not here, int64 [U]. batch: the last that has them, or of each its."""
         again = min(len(rows_U), len(self._returned))
         fresh = torch.arange(self._next, self._next + len(rows_U) - again)
         frames_U = torch.cat([self._returned[:again], fresh])
@@ -49,7 +55,7 @@ class Spare:
         self._next += len(fresh)
         self.rows_H, order_H = torch.cat([self.rows_H, rows_U]).sort()
         self._frames_H = torch.cat([self._frames_H, frames_U])[order_H]
-        self._batches_H = torch.cat([self._batches_H, torch.full_like(rows_U, batch)])[order_H]
+        self._batches_H = torch.cat([self._batches_H, torch.zeros_like(rows_U) + batch])[order_H]
         return frames_U
 
     def leaving(self, last: int) -> tuple[Tensor, Tensor]:

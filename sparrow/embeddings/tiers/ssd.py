@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 from collections import deque
@@ -27,6 +28,7 @@ from sparrow.kernels.row_cache import Frames
 
 PIECE = 1 << 18  # rows of a checkpoint that are read at a time
 SUFFIX = ".blocks"  # of the names of files
+NEVER = -(2**31)  # before all batches
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,6 +69,7 @@ class SsdStore(nn.Module):
         self.rows = rows
         self.dim = dim
         self.window = folder.window
+        self.settled = 0  # the last batch so that it and all before it have learnt; of before checkpoints alone
         self.first: First | None = None  # whoever made the store says it
         self._fields = component.fields_of(dim)
         count, spare = component.tier_frames(rows)
@@ -148,12 +151,12 @@ class SsdStore(nn.Module):
         is_spare_U = self.spare.use(rows_U, batch)
         rows_V = rows_U[~is_spare_U]
         moves = row_cache.admit(self.frames, rows_V, batch, evictable)
-        self.hits += moves.hits + int(is_spare_U.sum())
-        self.used += len(rows_U)
         leaves_L = moves.old_L >= 0
         self._put(moves.old_L[leaves_L], moves.frames_L[leaves_L])
         self._read_into(moves.rows_L, moves.frames_L, batch)
         rest_V = rows_V[moves.slots_N >= self.ways]
+        self.used += len(rows_U)
+        self.hits += len(rows_U) - len(moves.rows_L) - len(rest_V)
         if (free := self.spare.free) < len(rest_V):
             raise UserError(
                 f"table {self.component.name!r}: {len(rest_V):,} rows of a batch find no frame, and {free:,} frames "
@@ -161,9 +164,7 @@ class SsdStore(nn.Module):
                 "data.batch_size or loop.accumulate"
             )
         if len(rest_V):
-            frames_V = self.spare.take(rest_V, batch)
-            self.get_buffer("tag")[frames_V] = rest_V.int()
-            self._read_into(rest_V, frames_V, batch)
+            self._read_into(rest_V, self._stand_by(rest_V, batch), batch)
 
     def arrive(self, last: int | None = None) -> None:
         """Wait for the rows of all batches, or of those up to one. Those that were never written begin."""
@@ -305,29 +306,35 @@ class SsdStore(nn.Module):
         self.arrive()
         map, rows_Q, fields_Q = self._blocks.snapshot()
         self._maps.append(map)
-        waiting_Q = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
-        tag, held = self.frames.tags_F, self._held
-        frames_F, frames = (tag >= 0).nonzero()[:, 0], len(held["touched"])
-        rows_U, order_U = torch.cat([tag[frames_F].long(), self.spare.rows_H, rows_Q[waiting_Q]]).sort()
-        at_U = torch.cat([frames_F, self.spare.find(self.spare.rows_H), frames + waiting_Q])[order_U]
-
-        where_W = (at_U >= frames).nonzero()[:, 0]  # rows that wait, among all
-        from_W = at_U[where_W] - frames
-        at_U[where_W] = 0
+        waiting_W = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
+        fields_W = {name: of[waiting_W] for name, of in fields_Q.items()}
+        rows_C, stamps_C, frames_C = self.frames.tags_F, self.get_buffer("stamp"), None
+        if int(rows_C.min()) < 0:  # else all frames have rows, and nothing has to be gathered
+            frames_C = (rows_C >= 0).nonzero()[:, 0]
+            rows_C, stamps_C = rows_C[frames_C], stamps_C[frames_C]
+        rows_S, frames_S, batches_S = self.spare.held
+        held = self._held
+        sections = [(held, frames_C, len(rows_C)), (held, frames_S, len(rows_S)), (fields_W, None, len(waiting_W))]
 
         def field(name: str, first: int, last: int) -> Tensor:
-            found = held[name].index_select(0, at_U[first:last])
-            low, high = torch.searchsorted(where_W, torch.tensor([first, last])).tolist()
-            found[where_W[low:high] - first] = fields_Q[name][from_W[low:high]]
-            return found
+            parts, begin = [], 0
+            for of, at, count in sections:
+                low, high = max(first - begin, 0), min(last - begin, count)
+                if low < high:
+                    parts.append(of[name][low:high] if at is None else of[name].index_select(0, at[low:high]))
+                begin += count
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         return Saved(
-            path=self._blocks.file.path, map=map, rows_U=rows_U, field=field, component=self.component,
-            seed=seed, rows=rows, columns=columns,
+            path=self._blocks.file.path, map=map, rows_U=torch.cat([rows_C, rows_S.int(), rows_Q[waiting_W].int()]),
+            ages_H=self.settled - torch.cat([stamps_C, batches_S.int()]), cached=len(rows_C), field=field,
+            component=self.component, seed=seed, rows=rows, columns=columns,
         )  # fmt: skip
 
     def go_on(self, saved: Saved, kept: Mapping[int, BlockMap]) -> None:
         """Go on with the rows of a checkpoint and with its file. Nothing but what has no frame here is written again.
+
+        With as many frames as there the same rows leave as if nothing had been between, if the policy is LRU.
 
         Args:
             saved: what it has. The file is in this store's folder.
@@ -341,13 +348,32 @@ class SsdStore(nn.Module):
         for step, map in kept.items():
             self._opened.keep(map)
             self._kept[step] = map
-        for first in range(0, len(saved.rows_U), PIECE):
-            rows_V = saved.rows_U[first : first + PIECE]
-            fields = saved.fields(first, first + len(rows_V))
-            slots_V = row_cache.admit(self.frames, rows_V, -self.window, -self.window - 1).slots_N  # if one is free
-            fits_V = slots_V < self.ways
-            put_into(self._held, slots_V[fits_V], {name: of[fits_V] for name, of in fields.items()})
-            self._blocks.put(rows_V[~fits_V], {name: of[~fits_V] for name, of in fields.items()})
+        bounds = [0, saved.cached, len(saved.ages_H), len(saved.rows_U)]
+        for place, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            for first in range(begin, end, PIECE):
+                last = min(first + PIECE, end)
+                rows_V, ages_V = saved.rows_U[first:last].long(), saved.ages_H[first:last]
+                fields = saved.fields(first, last)
+                frames_V = self._given(rows_V, ages_V, place)
+                fits_V = frames_V >= 0
+                put_into(self._held, frames_V[fits_V], {name: of[fits_V] for name, of in fields.items()})
+                self._blocks.put(rows_V[~fits_V], {name: of[~fits_V] for name, of in fields.items()})
+
+    def _given(self, rows_V: Tensor, ages_V: Tensor, place: int) -> Tensor:
+        """Returns frames for rows of a checkpoint, -1 where there are none.
+
+        place: 0 for rows that were in the cache, 1 for rows in frames that stood by, 2 for rows that waited.
+        """
+        frames_V = torch.full_like(rows_V, -1)
+        if place == 0:
+            slots_V = row_cache.admit(self.frames, rows_V, -1, NEVER).slots_N  # if one is free
+            is_in_V = slots_V < self.ways
+            self.get_buffer("stamp")[slots_V[is_in_V]] = -ages_V[is_in_V]
+            return torch.where(is_in_V, slots_V, -1)
+        if place == 1:
+            taken = min(len(rows_V), self.spare.free)
+            frames_V[:taken] = self._stand_by(rows_V[:taken], -ages_V[:taken])
+        return frames_V
 
     def keep_only(self, steps: Container[int], step: int) -> None:
         """Hear which checkpoints there are, and that the blocks which `save` kept last are of one of them.
@@ -399,6 +425,12 @@ class SsdStore(nn.Module):
         if out_N.any():
             slots_N[out_N] = self.spare.find(rows_N[out_N].long())
         return slots_N
+
+    def _stand_by(self, rows_U: Tensor, batches: Tensor | int) -> Tensor:
+        """Returns frames that stand by, which rows have now."""
+        frames_U = self.spare.take(rows_U, batches)
+        self.get_buffer("tag")[frames_U] = rows_U.int()
+        return frames_U
 
     def _put(self, rows_U: Tensor, frames_U: Tensor) -> None:
         if len(rows_U):

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.kernels import resolve
-from sparrow.kernels.block_io import file, reference
+from sparrow.kernels import Impl, resolve
+from sparrow.kernels.block_io import file, layout, reference
 from sparrow.kernels.block_io.file import remove
 from sparrow.kernels.block_io.layout import BlockMap, Layout
 
@@ -170,6 +170,16 @@ class Blocks:
         self._store.drop(map)
 
     @property
+    def handle(self) -> int:
+        """Names it to other compiled operators. Those that use it end before `close`."""
+        return int(self._store.handle)
+
+    def error_of(self, told: list[int]) -> UserError | None:
+        """Returns the error that a compiled operator tells of these blocks, if it does."""
+        found: UserError | None = self._store.error_of(told)
+        return found
+
+    @property
     def counters(self) -> dict[str, int]:
         """Since it was opened: blocks_read, blocks_written, bytes_read, bytes_written, rows_from_queue."""
         counts, block = self._store.counts, self.layout.block
@@ -198,6 +208,24 @@ class Blocks:
             assert rows is None or len(tensor) == rows, name
 
 
+def mixed_sum(words: Tensor, first: int, *, impl: Impl = "auto") -> int:
+    """Returns the sum modulo 2**64, as an int64, of words that are each mixed with their places.
+
+    Mixing is a bijection. So a change of one word is always found, any other but for a chance of 2**-64. The sum of a
+    file is the sum of those of its pieces.
+
+    Args:
+        words: int64 [n], contiguous.
+        first: the place of the first of them in the file; the next one has the place after it, and so on.
+        impl: see `sparrow.kernels`.
+    """
+    if resolve(impl, CPU) == "reference":
+        return layout.mixed_sum(words, first)
+    from sparrow.kernels.block_io import cpp  # can be imported only once the library is loaded
+
+    return cpp.mixed_sum(words, first)
+
+
 def _store(
     way: Way, opened: file.File, map: BlockMap | None, bytes_queue: int, chance: Random | None
 ) -> tuple[Way, Any]:
@@ -217,4 +245,4 @@ def _store(
     return "threads", cpp.Store(opened, map, bytes_queue, "threads")
 
 
-__all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way", "remove"]
+__all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way", "mixed_sum", "remove"]

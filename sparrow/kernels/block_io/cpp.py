@@ -21,6 +21,12 @@ ops = torch.ops.sparrow
 READ, SHORT, CHECKSUM, OTHER, WRITE, SYNC = range(1, 7)  # the kinds of errors, see store.h
 
 
+def mixed_sum(words: Tensor, first: int) -> int:
+    """See layout.py."""
+    found: int = ops.block_io_mixed_sum(words, first)
+    return found
+
+
 @dataclass(eq=False)
 class Reading:
     """A fetch under way."""
@@ -43,39 +49,39 @@ class Store:
         settings += [field.bytes_row for field in layout.fields.values()]
         nothing_K = torch.zeros(layout.blocks if map is None else 0, dtype=torch.int32)
         maps = (nothing_K, nothing_K) if map is None else (map.places_K, map.generations_K)
-        self._handle = ops.block_io_open(torch.tensor(settings), *maps, way == "io_uring")
-        if not self._handle:
+        self.handle = ops.block_io_open(torch.tensor(settings), *maps, way == "io_uring")
+        if not self.handle:
             raise BlockingIOError
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Reading:
         """See `Blocks`."""
         never_U = torch.zeros(len(rows_U), dtype=torch.bool)
         tensors = [into[name] for name in self._file.layout.fields]
-        ticket = ops.block_io_fetch(self._handle, rows_U.contiguous(), tensors, at_U.contiguous(), never_U)
+        ticket = ops.block_io_fetch(self.handle, rows_U.contiguous(), tensors, at_U.contiguous(), never_U)
         return Reading(ticket=ticket, never_U=never_U)
 
     def wait(self, reading: Reading) -> Tensor:
         """See `Blocks`."""
-        self._raise(ops.block_io_wait(self._handle, reading.ticket))
+        self._raise(ops.block_io_wait(self.handle, reading.ticket))
         return reading.never_U
 
     def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
         """See `Blocks`."""
         tensors = [fields[name].contiguous() for name in self._file.layout.fields]
-        self._raise(ops.block_io_put(self._handle, rows_U.contiguous(), tensors))
+        self._raise(ops.block_io_put(self.handle, rows_U.contiguous(), tensors))
 
     def sync(self) -> BlockMap:
         """See `Blocks`."""
-        self._raise(ops.block_io_sync(self._handle))
+        self._raise(ops.block_io_sync(self.handle))
         places_K, generations_K = torch.empty(2, self._file.layout.blocks, dtype=torch.int32)
-        ops.block_io_map(self._handle, places_K, generations_K)
+        ops.block_io_map(self.handle, places_K, generations_K)
         return BlockMap(file=self._file.number, places_K=places_K, generations_K=generations_K)
 
     def snapshot(self) -> tuple[BlockMap, Tensor, Tensor]:
         """See `Blocks`; the records are uint8 [U, bytes]."""
         places_K, generations_K = torch.empty(2, self._file.layout.blocks, dtype=torch.int32)
         map = BlockMap(file=self._file.number, places_K=places_K, generations_K=generations_K)
-        told, rows_U, records_UB = ops.block_io_snapshot(self._handle, places_K, generations_K)
+        told, rows_U, records_UB = ops.block_io_snapshot(self.handle, places_K, generations_K)
         try:
             self._raise(told)
         except UserError:
@@ -85,26 +91,30 @@ class Store:
 
     def keep(self, map: BlockMap) -> None:
         """See `Blocks`."""
-        ops.block_io_use(self._handle, map.places_K, True)
+        ops.block_io_use(self.handle, map.places_K, True)
 
     def drop(self, map: BlockMap) -> None:
         """See `Blocks`."""
-        ops.block_io_use(self._handle, map.places_K, False)
+        ops.block_io_use(self.handle, map.places_K, False)
 
     @property
     def counts(self) -> Counts:
         """See `Blocks.counters`."""
-        return Counts(*ops.block_io_counts(self._handle).tolist())
+        return Counts(*ops.block_io_counts(self.handle).tolist())
 
     def close(self) -> None:
         """See `Blocks`."""
-        ops.block_io_close(self._handle)
+        ops.block_io_close(self.handle)
         os.close(self._file.fd)
 
+    def error_of(self, told: list[int]) -> UserError | None:
+        """See `Blocks`."""
+        kind, code, block, place, number, generation, expected = told
+        return self._error(kind, code, block, place, (number, generation, expected)) if kind else None
+
     def _raise(self, told: Tensor) -> None:
-        kind, code, block, place, number, generation, expected = told.tolist()
-        if kind:
-            raise self._error(kind, code, block, place, (number, generation, expected))
+        if error := self.error_of(told.tolist()):
+            raise error
 
     def _error(self, kind: int, code: int, block: int, place: int, found: tuple[int, int, int]) -> UserError:
         file = self._file

@@ -1,18 +1,11 @@
 // Reads and writes records in blocks of a file, beside their caller. reference.py beside this file is the definition.
 
-#include "engine.h"
+#include "opened.h"
 
 namespace sparrow {
 namespace {
 
 using namespace block_io;
-
-template <class T>
-T* data(const Tensor& tensor, ScalarType type, const char* name) {
-  check(tensor.scalar_type() == type && tensor.dim() == 1 && tensor.is_contiguous(), name,
-        ": expected a contiguous tensor with one dimension and the documented dtype");
-  return static_cast<T*>(tensor.data_ptr());
-}
 
 // The engines are made when they are first needed and live with the process. Null: this one cannot run.
 Engine* engine(bool is_ring) {
@@ -29,26 +22,23 @@ Engine* engine(bool is_ring) {
   return found;
 }
 
-struct Open {
-  Engine* engine;
-  pid_t process;
-  Store store;
-  int64_t tickets = 0;
-};
-
 std::mutex all_mutex;
 std::map<int64_t, std::unique_ptr<Open>>& all() {
   static auto* made = new std::map<int64_t, std::unique_ptr<Open>>;
   return *made;
 }
 
-Open& opened(int64_t handle) {
+}  // namespace
+
+Open& block_io::opened(int64_t handle) {
   const std::lock_guard<std::mutex> guard(all_mutex);
   const auto it = all().find(handle);
   check(it != all().end(), "block_io: it is closed");
   check(it->second->process == getpid(), "block_io: opened before a fork; open the file in the new process");
   return *it->second;
 }
+
+namespace {
 
 Tensor told(const Error& error) {
   Tensor made = empty({7}, ScalarType::Long);
@@ -65,6 +55,7 @@ int64_t block_io_open(const Tensor& settings, const Tensor& places_K, const Tens
   if (by == nullptr) return 0;
   auto made = std::unique_ptr<Open>(new Open{
       by,
+      is_ring,
       getpid(),
       {shape, std::vector<int64_t>(s + 8, s + settings.numel()), data<int32_t>(places_K, ScalarType::Int, "places_K"),
        data<int32_t>(generations_K, ScalarType::Int, "generations_K")}});
@@ -76,19 +67,6 @@ int64_t block_io_open(const Tensor& settings, const Tensor& places_K, const Tens
   const std::lock_guard<std::mutex> guard(all_mutex);
   all()[++handles] = std::move(made);
   return handles;
-}
-
-// The fields of a record in some rows.
-std::vector<Field> fields_of(const std::vector<Tensor>& tensors, const Store& store) {
-  check(tensors.size() == store.fields().size(), "block_io: expected a tensor for each field");
-  std::vector<Field> fields;
-  for (size_t f = 0; f < tensors.size(); ++f) {
-    const int64_t bytes = store.fields()[f], rows = tensors[f].size(0);
-    check(tensors[f].is_contiguous() && tensors[f].numel() * int64_t(tensors[f].element_size()) == rows * bytes,
-          "block_io: a field is not contiguous or has another width");
-    fields.push_back({static_cast<uint8_t*>(tensors[f].data_ptr()), bytes});
-  }
-  return fields;
 }
 
 void check_rows(const int64_t* rows, int64_t count, int64_t limit) {
@@ -224,6 +202,11 @@ Tensor block_io_counts(int64_t handle) {
   return made;
 }
 
+int64_t block_io_mixed_sum(const Tensor& words, int64_t first) {
+  const int64_t* const from = data<int64_t>(words, ScalarType::Long, "words");
+  return mixed_sum(reinterpret_cast<const uint64_t*>(from), first, words.numel());
+}
+
 void block_io_close(int64_t handle) {
   std::unique_ptr<Open> open;
   {
@@ -250,6 +233,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def("block_io_map(int handle, Tensor(a!) places, Tensor(b!) generations) -> ()");
   m.def("block_io_use(int handle, Tensor places, bool is_kept) -> ()");
   m.def("block_io_counts(int handle) -> Tensor");
+  m.def("block_io_mixed_sum(Tensor words, int first) -> int");
   m.def("block_io_close(int handle) -> ()");
 }
 
@@ -263,6 +247,7 @@ STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {
   m.impl("block_io_map", TORCH_BOX(&block_io_map));
   m.impl("block_io_use", TORCH_BOX(&block_io_use));
   m.impl("block_io_counts", TORCH_BOX(&block_io_counts));
+  m.impl("block_io_mixed_sum", TORCH_BOX(&block_io_mixed_sum));
   m.impl("block_io_close", TORCH_BOX(&block_io_close));
 }
 

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "ring.h"
 #include "store.h"
 
 #include <sys/mman.h>
@@ -11,19 +12,8 @@
 #include <mutex>
 #include <thread>
 
-#if __has_include(<linux/io_uring.h>)
-#include <linux/io_uring.h>
+#if defined(HAS_IO_URING)
 #include <sys/eventfd.h>
-#include <sys/syscall.h>
-#if defined(IORING_FEAT_RW_CUR_POS) && defined(__NR_io_uring_setup)  // Linux 5.6
-#define HAS_IO_URING
-#endif
-#ifndef IORING_SETUP_SINGLE_ISSUER
-#define IORING_SETUP_SINGLE_ISSUER (1U << 12)
-#endif
-#ifndef IORING_SETUP_DEFER_TASKRUN
-#define IORING_SETUP_DEFER_TASKRUN (1U << 13)
-#endif
 #endif
 
 namespace sparrow::block_io {
@@ -153,81 +143,24 @@ class Ring final : public Engine {
  private:
   static constexpr uint64_t kEvent = kDepth;  // user_data of the read of the event; others have their slot
   uint8_t* buffers_;
-  int code_ = 0, ring_ = -1, event_ = -1;
+  int code_ = 0, event_ = -1;
+  Uring ring_;
   bool is_asleep_ = false;
   uint64_t event_value_ = 0;
   Op ops_[kDepth];
-  unsigned *sq_tail_, *sq_mask_, *sq_array_, *cq_head_, *cq_tail_, *cq_mask_;
-  io_uring_sqe* sqes_;
-  io_uring_cqe* cqes_;
-  unsigned added_ = 0;
 
   int open() {
-    io_uring_params params;
-    for (const unsigned flags : {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, 0u}) {
-      memset(&params, 0, sizeof params);
-      params.flags = flags;  // fewer interruptions, from Linux 6.1
-      ring_ = syscall(__NR_io_uring_setup, 2 * kDepth, &params);
-      if (ring_ >= 0) break;
-    }
-    if (ring_ < 0) return errno;
-    if (!(params.features & IORING_FEAT_SINGLE_MMAP) || !(params.features & IORING_FEAT_RW_CUR_POS)) return ENOSYS;
-    const size_t bytes = std::max<size_t>(params.sq_off.array + params.sq_entries * sizeof(unsigned),
-                                          params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe));
-    uint8_t* rings = mapped<uint8_t>(bytes, IORING_OFF_SQ_RING);
-    sqes_ = mapped<io_uring_sqe>(params.sq_entries * sizeof(io_uring_sqe), IORING_OFF_SQES);
     event_ = eventfd(0, EFD_CLOEXEC);
-    if (rings == nullptr || sqes_ == nullptr || event_ < 0) return errno;
-    const auto at = [&](unsigned offset) { return reinterpret_cast<unsigned*>(rings + offset); };
-    sq_tail_ = at(params.sq_off.tail), sq_mask_ = at(params.sq_off.ring_mask), sq_array_ = at(params.sq_off.array);
-    cq_head_ = at(params.cq_off.head), cq_tail_ = at(params.cq_off.tail), cq_mask_ = at(params.cq_off.ring_mask);
-    cqes_ = reinterpret_cast<io_uring_cqe*>(rings + params.cq_off.cqes);
-    return 0;
-  }
-
-  template <class T>
-  T* mapped(size_t bytes, int64_t offset) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring_, offset);
-    return memory == MAP_FAILED ? nullptr : static_cast<T*>(memory);
-  }
-
-  void add_entry(uint8_t code, int64_t fd, void* buffer, int64_t bytes, int64_t at, uint64_t user_data) {
-    const unsigned tail = *sq_tail_, index = tail & *sq_mask_;
-    memset(&sqes_[index], 0, sizeof(io_uring_sqe));
-    sqes_[index].opcode = code;
-    sqes_[index].fd = fd;
-    sqes_[index].addr = reinterpret_cast<uint64_t>(buffer);
-    sqes_[index].len = bytes;
-    sqes_[index].off = at;
-    sqes_[index].user_data = user_data;
-    sq_array_[index] = index;
-    __atomic_store_n(sq_tail_, tail + 1, __ATOMIC_RELEASE);
-    ++added_;
+    return event_ < 0 ? errno : ring_.open(2 * kDepth);
   }
   uint8_t* buffer(int64_t slot) { return buffers_ + slot * kMostBlock; }
   void begin(int64_t slot) {
     const Op& op = ops_[slot];
     const Shape& of = op.store->shape();
-    add_entry(op.is_write ? IORING_OP_WRITE : IORING_OP_READ, of.fd, buffer(slot), op.count * of.block,
+    ring_.add(op.is_write ? IORING_OP_WRITE : IORING_OP_READ, of.fd, buffer(slot), op.count * of.block,
               op.place * of.block, slot);
   }
-  void listen() { add_entry(IORING_OP_READ, event_, &event_value_, sizeof event_value_, 0, kEvent); }
-
-  // Submits what was added, waits until at least one is done, and returns (slot, result) of those that are.
-  void reap(std::vector<std::pair<int64_t, int64_t>>* done) {
-    for (;;) {
-      const int sent = syscall(__NR_io_uring_enter, ring_, added_, 1, IORING_ENTER_GETEVENTS, nullptr, 0);
-      if (sent > 0) added_ -= sent;
-      unsigned head = *cq_head_;
-      const unsigned tail = __atomic_load_n(cq_tail_, __ATOMIC_ACQUIRE);
-      for (; head != tail; ++head) {
-        const io_uring_cqe& entry = cqes_[head & *cq_mask_];
-        done->emplace_back(entry.user_data, entry.res);
-      }
-      __atomic_store_n(cq_head_, head, __ATOMIC_RELEASE);
-      if (!done->empty()) return;
-    }
-  }
+  void listen() { ring_.add(IORING_OP_READ, event_, &event_value_, sizeof event_value_, 0, kEvent); }
 
   void run() {
     std::vector<int64_t> free;
@@ -255,7 +188,7 @@ class Ring final : public Engine {
       is_asleep_ = !free.empty();
       lock.unlock();
       done.clear();
-      reap(&done);
+      ring_.reap(1, &done);
     }
   }
 };

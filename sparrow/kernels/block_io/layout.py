@@ -99,5 +99,17 @@ def checksum(words: Tensor, file: int) -> int:
         words: int64 [block / 8]; the first, which is the checksum itself, does not count.
         file: see `BlockMap`.
     """
-    keys = splitmix64(torch.arange(1, len(words)) + file)
-    return int(splitmix64(words[1:] ^ keys).sum())
+    return mixed_sum(words[1:], 1 + file)
+
+
+def mixed_sum(words: Tensor, first: int) -> int:
+    """Returns the sum of words, each mixed with its place.
+
+    So the sum of a file is the sum of those of its pieces.
+
+    Args:
+        words: int64 [n].
+        first: the place of the first of them; the next one has the place after it, and so on.
+    """
+    keys = splitmix64(torch.arange(len(words)) + first)
+    return int(splitmix64(words ^ keys).sum())

@@ -165,6 +165,13 @@ FOR_PROCESSORS static uint64_t checksum(const uint64_t* words, const uint64_t* k
   return sum;
 }
 
+// `mixed_sum` of layout.py.
+FOR_PROCESSORS static uint64_t mixed_sum(const uint64_t* words, uint64_t first, int64_t count) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += splitmix64(words[i] ^ splitmix64(first + i));
+  return sum;
+}
+
 struct Shape {
   int64_t fd, file, block, per_block, start, rows, bytes_queue, places;
 };

@@ -14,10 +14,18 @@ if TYPE_CHECKING:
     from sparrow.kernels.quantise import Draw
 
 
+BF16 = numerics.FORMATS["bf16"]  # a cast, which torch does in a tenth of the time
+
+
 def rounded(
     x: Tensor, format: numerics.Format, axis: int, how: numerics.Rounding, draw: Draw, dtype: torch.dtype
 ) -> Tensor:
     """See the package."""
+    if format == BF16 and how == "nearest":
+        return x.to(torch.bfloat16).to(dtype)
+    if format == BF16 and how == "zero":
+        bits = x.float().view(torch.int32) & ~0xFFFF
+        return torch.where(x.isnan(), torch.nan, bits.view(torch.float32)).to(dtype)
     return numerics.rounded(x, format, axis, how, _noise(x, how, draw)).to(dtype)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparrow.core.repeated import plain
-from sparrow.layers import Product
+from sparrow.layers import Matmul, Product
 
 
 class PiecewiseLinear(nn.Module):
@@ -37,6 +37,7 @@ class PiecewiseLinear(nn.Module):
         self.knots_CK1.copy_(torch.tensor([4 * k / ranges - 2 for k in range(ranges + 1)]))
         self.weight_CKD = nn.Parameter(torch.randn(columns, ranges, dim) * 0.05)
         self.bias_CD = nn.Parameter(torch.randn(columns, dim) * 0.05)
+        self.product = Matmul()
         self.out_features = columns * dim
 
     @torch.no_grad()
@@ -63,7 +64,8 @@ class PiecewiseLinear(nn.Module):
 
     def forward(self, dense_BC: Tensor) -> Tensor:
         """Returns a vector for each column, side by side, [B, C * D]."""
-        vectors_BCD = torch.einsum("bck,ckd->bcd", self.encode(dense_BC), self.weight_CKD) + self.bias_CD
+        values_CBK = self.encode(dense_BC).transpose(0, 1)
+        vectors_BCD = self.product(values_CBK, self.weight_CKD, weight=1).transpose(0, 1) + self.bias_CD
         return vectors_BCD.flatten(1)
 
 
@@ -90,6 +92,7 @@ class Members(nn.Module):
         )
         self.head_KXT = nn.Parameter(torch.randn(members, widths[-1], tasks) / math.sqrt(widths[-1]))
         self.bias_KT = nn.Parameter(torch.zeros(members, tasks))
+        self.head = Matmul(high=True)  # as every `Head`
         self.dropout = dropout
 
     def forward(self, x_BX: Tensor) -> Tensor:
@@ -97,7 +100,8 @@ class Members(nn.Module):
         h_BKX = x_BX[:, None]
         for layer in self.layers:
             h_BKX = F.dropout(torch.relu(layer(h_BKX)), self.dropout, self.training)
-        logits_BKT = torch.einsum("bkx,kxt->bkt", h_BKX.float(), self.head_KXT) + self.bias_KT
+        h_KBX = h_BKX.float().transpose(0, 1)
+        logits_BKT = self.head(h_KBX, self.head_KXT, weight=1).transpose(0, 1) + self.bias_KT
         return logits_BKT.transpose(1, 2)
 
 

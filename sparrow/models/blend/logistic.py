@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparrow.core import Batch, KeyedJagged, UserError
+from sparrow.layers import Matmul
 from sparrow.losses import binary_cross_entropy
 
 # of half the sum of squares, beside the sum of losses
@@ -45,6 +46,7 @@ class Logistic(nn.Module):
         sizes = {"ids_RT": (0,), "lines_CT": (numbers,), "rises_CKT": (numbers, ranges), "bias_T": ()}
         for name, size in sizes.items():
             self.register_buffer(name, torch.zeros(*size, tasks))
+        self.lines = Matmul(high=True)  # it was fitted in fp32
 
     def forward(self, ids: KeyedJagged, dense_BC: Tensor, places: Places) -> Tensor:
         """Returns logits [B, T]. ids: of which no sample shares rows with another (`expanded`)."""
@@ -52,7 +54,8 @@ class Logistic(nn.Module):
         heights_CKT = _heights(self.rises_CKT)
         column_C = torch.arange(dense_BC.shape[1], device=dense_BC.device)
         low_BCT, high_BCT = heights_CKT[column_C, range_BC], heights_CKT[column_C, range_BC + 1]
-        of_numbers_BT = torch.lerp(low_BCT, high_BCT, through_BC[:, :, None]).sum(1) + dense_BC @ self.lines_CT
+        of_numbers_BT = torch.lerp(low_BCT, high_BCT, through_BC[:, :, None]).sum(1)
+        of_numbers_BT = of_numbers_BT + self.lines(dense_BC, self.lines_CT, weight=1)
         if not len(self.ids_RT):
             return of_numbers_BT + self.bias_T
         found_LT = F.embedding_bag(self._rows(ids), self.ids_RT, ids.offsets, mode="mean", include_last_offset=True)

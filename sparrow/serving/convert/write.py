@@ -21,6 +21,7 @@ from sparrow.core import Batch, Jagged
 from sparrow.core.errors import UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.features.schema import Schema
+from sparrow.layers import Precision
 from sparrow.serving import products
 from sparrow.serving.convert.program import MASK, WEIGHTS, Input, Program
 from sparrow.serving.folder import Folder, new_folder, open_folder
@@ -59,7 +60,7 @@ def convert(model: str | Path, out: str | Path, to: To = "onnx") -> Folder:
     batch = scorer.encoder.batch(rows)
     with torch.no_grad():
         vectors: Mapping[str, Any] = {} if to == "onnx" else tables_of(scorer.model)[0](batch.ids)
-        score = scoring(scorer.model, replace(scorer.run, precision="fp32"), schema)
+        score = scoring(scorer.model, replace(scorer.run, precision=Precision()), schema)
         scores_BT = calibrated(score, scorer.calibrators)(batch)
     program = Program(scorer.model, schema, scorer.calibrators, with_tables=to == "onnx").eval()
     sources = {name: _source(one, name, batch, vectors, schema) for name, one in program.inputs.items()}

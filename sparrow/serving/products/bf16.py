@@ -1,4 +1,4 @@
-"""Weights, inputs and the rounded sums are bfloat16, as under torch's autocast."""
+"""Weights, inputs and the rounded sums are bfloat16, as in a run with precision bf16."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparrow.layers import lacks_bf16
+from sparrow.layers.precision import lacks_bf16
 from sparrow.serving.products import Range, joined
 
 

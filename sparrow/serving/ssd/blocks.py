@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import safetensors.torch
@@ -31,7 +31,17 @@ class UnreadableError(RuntimeError):
     """Rows cannot be read, or are not what was written. No request that asks for them has a score."""
 
 
-def opened(place: Path, layout: Layout, table: str, fields: Mapping[str, Tensor], way: Way) -> Blocks:
+Fields = Mapping[str, Tensor]
+
+
+def opened(
+    place: Path,
+    layout: Layout,
+    table: str,
+    fields: Fields,
+    way: Way,
+    made_of: Callable[[Fields], Fields] | None = None,
+) -> Blocks:
     """Returns the blocks of a table, which are written if they are not there.
 
     Args:
@@ -40,12 +50,13 @@ def opened(place: Path, layout: Layout, table: str, fields: Mapping[str, Tensor]
         table: the table's name, for messages.
         fields: field -> its entries in all rows.
         way: see `block_io`.
+        made_of: makes what is written of the fields of some rows; by default it is they.
 
     Raises:
         UserError: when they cannot be written, or are damaged.
     """
     if not place.exists():
-        _write(place, layout, table, fields, way)
+        _write(place, layout, table, fields, way, made_of)
     try:
         return Blocks(place / ROWS, layout, table=table, map=_map(place / MAP, layout), way=way, is_written=False)
     except UserError as error:
@@ -57,7 +68,9 @@ def mended(error: UserError, place: Path) -> str:
     return f"{str(error).partition(';')[0]}; remove {place} and load the model again, which writes it anew"
 
 
-def _write(place: Path, layout: Layout, table: str, fields: Mapping[str, Tensor], way: Way) -> None:
+def _write(
+    place: Path, layout: Layout, table: str, fields: Fields, way: Way, made_of: Callable[[Fields], Fields] | None
+) -> None:
     size = (layout.blocks + 1) * layout.block
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +89,8 @@ def _write(place: Path, layout: Layout, table: str, fields: Mapping[str, Tensor]
                 step = max(1, _STEP // layout.record_bytes)
                 for first in range(0, layout.rows, step):
                     rows_U = torch.arange(first, min(first + step, layout.rows))
-                    some = {name: of[first : first + step] for name, of in fields.items()}
+                    some: Fields = {name: of[first : first + step] for name, of in fields.items()}
+                    some = made_of(some) if made_of else some
                     holds_U = torch.stack([(words(of) != 0).any(1) for of in some.values()]).any(0)
                     if holds_U.all():
                         blocks.put(rows_U, some)

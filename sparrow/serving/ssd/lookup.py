@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow.core.batch import split_at
 from sparrow.embeddings import EmbeddingTables
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.spec import Component
@@ -22,8 +24,11 @@ from sparrow.kernels.embedding_bag import Bags, Lookup, Rows, Table, Tables
 from sparrow.kernels.formats import fp32
 from sparrow.serving.ssd.blocks import opened
 from sparrow.serving.ssd.pooled import Key, PooledVectors
-from sparrow.serving.ssd.rows import CachedRows, Fetch
+from sparrow.serving.ssd.rows import CachedRows, read
 from sparrow.serving.ssd.settings import MB, Ssd
+
+_OF_FORMATS = ("dims", "formats", "is_compiled", "level_counts")  # what `Tables` finds out of formats alone
+_NONE = torch.zeros(1, dtype=torch.uint8)
 
 
 @dataclass(eq=False)
@@ -45,10 +50,18 @@ class OnSsd:
         components: the tables, which do not learn. Their lookups come here from now on.
         cached: number of a table -> its rows, for those on the SSD.
         pooled: vectors of whole lists, if they are to be kept.
+        decoded: numbers of tables whose rows on the SSD are in fp32, whatever their format is.
     """
 
-    def __init__(self, components: Any, cached: Mapping[int, CachedRows], pooled: PooledVectors | None) -> None:
+    def __init__(
+        self,
+        components: Any,
+        cached: Mapping[int, CachedRows],
+        pooled: PooledVectors | None,
+        decoded: Collection[int] = (),
+    ) -> None:
         self._components, self.cached, self.pooled = components, dict(cached), pooled
+        self._decoded = decoded
         components.door = Door(self, components.door.dims)
 
     @property
@@ -71,23 +84,33 @@ class OnSsd:
         found, missing = dict[int, list[Tensor]](), list[_Missing]()
         if self.pooled is not None:
             bags, found, missing = self._with_vectors(bags, self.pooled)
-        slots = list(split_at(bags.slots_N.long(), bags.bounds))
-        fetches = {}
-        for number, rows in self.cached.items():
-            if keys := _keys(bags.lookups, number):
-                fetches[number] = _begun(rows, slots, keys, len(found.get(number, ())))
-        tables, failed = list(self._components.kernel_tables), None
-        for number, fetch in fetches.items():
-            try:
-                self.cached[number].end(fetch)
-            except Exception as error:  # the others are waited for, too: they are being written to
-                failed = failed or error
-            else:
-                tables[number] = self._table(number, fetch, found.get(number, []))
-        if failed is not None:
-            raise failed
-        bags = replace(bags, slots_N=torch.cat(slots) if len(slots) > 1 else slots[0])
-        outputs = embedding_bag.lookup(Tables(tables), bags, impl=self._components.impl)
+        slots_N, asked = bags.slots_N.long(), dict[int, tuple[list[tuple[int, int]], Tensor]]()
+        for number in self.cached:
+            if places := _pieces(bags, number):
+                pieces = [slots_N[low:high] for low, high in places]
+                asked[number] = places, pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        fields = read([(self.cached[number], of_table_N) for number, (_, of_table_N) in asked.items()])
+        tables, slots_N = list(self._components.kernel_tables), slots_N.clone()
+        for (number, (places, of_table_N)), of in zip(asked.items(), fields, strict=True):
+            vectors = found.get(number, [])
+            tables[number] = self._table(number, len(of_table_N), of, vectors)
+            is_below = not vectors and len(tables[number].levels) == 1
+            new_N = (
+                torch.arange(len(of_table_N))
+                if is_below
+                else _places(of_table_N, self.cached[number].rows, len(vectors))
+            )
+            begin = 0
+            for low, high in places:
+                slots_N[low:high] = new_N[begin : begin + high - low]
+                begin += high - low
+        bags = replace(bags, slots_N=slots_N)
+        made, known = Tables(tables), self._components.kernel_tables
+        if (
+            not found and not self._decoded
+        ):  # their levels have the same formats: finding that out again takes as long as the rows of a list
+            made.__dict__.update({name: getattr(known, name) for name in _OF_FORMATS})
+        outputs = embedding_bag.lookup(made, bags, impl=self._components.impl)
         if self.pooled is not None:
             self._keep(self.pooled, missing, bags, outputs)
         return outputs
@@ -96,15 +119,18 @@ class OnSsd:
         """Refuse: an exported model does not learn."""
         raise RuntimeError("an exported model does not learn")
 
-    def _table(self, number: int, fetch: Fetch, vectors: Sequence[Tensor]) -> Table:
+    def _table(self, number: int, count: int, fields: Mapping[str, Tensor], vectors: Sequence[Tensor]) -> Table:
         """Returns a table with the rows of a batch in the place of all its rows below, behind vectors as first rows."""
         table, record = self._components.kernel_tables[number], self._components.records[number]
-        none = torch.zeros(1, dtype=torch.uint8)
-        fields = {**fetch.fields, "touched": none.expand(len(fetch.rows_U))}
-        levels = [level_of(record.component, fields), *table.levels[1:]]
+        touched = _NONE.expand(count)
+        if number in self._decoded:
+            below = Rows(format=fp32.Config(), payload=dict(fields), touched_R=touched)
+        else:
+            below = level_of(record.component, {**fields, "touched": touched})
+        levels = [below, *table.levels[1:]]
         if vectors:
             payload = {"weight": torch.stack(list(vectors))}
-            levels = [Rows(format=fp32.Config(), payload=payload, touched_R=none.expand(len(vectors))), *levels]
+            levels = [Rows(format=fp32.Config(), payload=payload, touched_R=_NONE.expand(len(vectors))), *levels]
         return replace(table, levels=tuple(levels))
 
     def _with_vectors(self, bags: Bags, pooled: PooledVectors) -> tuple[Bags, dict[int, list[Tensor]], list[_Missing]]:
@@ -113,17 +139,18 @@ class OnSsd:
         Returns the vectors of each table too, and the lists whose vector is to be kept.
         """
         found, missing = dict[int, list[Tensor]](), list[_Missing]()
-        slots_N = bags.slots_N.long().clone()
-        weights_N = None if bags.weights_N is None else bags.weights_N.clone()
-        stays_N = torch.ones(len(slots_N), dtype=torch.bool)
+        slots_N = bags.slots_N.numpy().astype(np.int64)  # small steps, which numpy takes in less time than torch
+        weights_N = None if bags.weights_N is None else bags.weights_N.numpy().copy()
+        stays_N = np.ones(len(slots_N), np.bool_)
         multiplied = {f.table for f in bags.lookups if f.by >= 0} | set(bags.lookups.second)
         for f in bags.lookups:
             if f.table not in self.cached or f.pooling == "none" or f.table in multiplied:
                 continue
             first = sum(bags.bags[: f.key])
-            ends_B1 = bags.offsets_B1[first : first + bags.bags[f.key] + 1]
-            for bag in (ends_B1.diff() >= pooled.length).nonzero()[:, 0].tolist():
-                low, high = int(ends_B1[bag]), int(ends_B1[bag + 1])
+            ends = bags.offsets_B1[first : first + bags.bags[f.key] + 1].tolist()
+            for bag, (low, high) in enumerate(pairwise(ends)):
+                if high - low < pooled.length:
+                    continue
                 of_bag = None if weights_N is None else weights_N[low:high]
                 key = pooled.key(2 * f.table + (f.pooling == "mean"), slots_N[low:high], of_bag)
                 if (vector_D := pooled.find(key)) is None:
@@ -137,13 +164,13 @@ class OnSsd:
                     weights_N[low] = 1.0
         if not found:
             return bags, found, missing
-        before_N1 = torch.cat([torch.zeros(1, dtype=torch.int64), stays_N.cumsum(0)])
+        before_N1 = np.concatenate([np.zeros(1, np.int64), stays_N.cumsum()])
         short = replace(
             bags,
-            slots_N=slots_N[stays_N],
-            offsets_B1=before_N1[bags.offsets_B1],
-            bounds=before_N1[torch.tensor(bags.bounds)].tolist(),
-            weights_N=None if weights_N is None else weights_N[stays_N],
+            slots_N=torch.from_numpy(slots_N[stays_N]),
+            offsets_B1=torch.from_numpy(before_N1[bags.offsets_B1.numpy()]),
+            bounds=before_N1[list(bags.bounds)].tolist(),
+            weights_N=None if weights_N is None else torch.from_numpy(weights_N[stays_N]),
         )
         return short, found, missing
 
@@ -159,25 +186,33 @@ class OnSsd:
             pooled.put(of.key, outputs[f.output][sample, f.column : f.column + dim].clone())
 
 
-def _keys(lookups: Sequence[Lookup], table: int) -> list[int]:
-    """Returns the keys that look into a table."""
-    return sorted({f.key for f in lookups if f.table == table} | {f.by_key for f in lookups if f.by == table})
+def _pieces(bags: Bags, table: int) -> list[tuple[int, int]]:
+    """Returns where the slots begin and end that look into a table, those of neighbouring keys together."""
+    pieces: list[tuple[int, int]] = []
+    for key in sorted(
+        {f.key for f in bags.lookups if f.table == table} | {f.by_key for f in bags.lookups if f.by == table}
+    ):
+        low, high = bags.bounds[key], bags.bounds[key + 1]
+        if pieces and pieces[-1][1] == low:
+            low = pieces.pop()[0]
+        pieces.append((low, high))
+    return pieces
 
 
-def _begun(rows: CachedRows, slots: list[Tensor], keys: Sequence[int], vectors: int) -> Fetch:
-    """Begin to get the rows of some keys, and put their slots in the table of the batch in the place of theirs.
+def _places(slots_N: Tensor, rows: int, vectors: int) -> Tensor:
+    """Returns the slots of lookups in the table of their batch.
 
-    There, vectors of lists come first, then the rows that are read, then those of a delta.
+    There, vectors of lists come first, then a row for each lookup, then those of a delta.
+
+    Args:
+        slots_N: of the table with all its rows below. -1 is the first vector, -2 the next.
+        rows: how many rows are below.
+        vectors: how many there are.
     """
-    all_N = torch.cat([slots[key] for key in keys])
-    is_read_N, is_vector_N = (all_N >= 0) & (all_N < rows.rows), all_N < 0
-    rows_U, place_M = all_N[is_read_N].unique(return_inverse=True)
-    places_N = all_N + (vectors + len(rows_U) - rows.rows)
-    places_N[is_read_N] = place_M + vectors
-    places_N[is_vector_N] = -1 - all_N[is_vector_N]
-    for key, part_N in zip(keys, places_N.split([len(slots[key]) for key in keys]), strict=True):
-        slots[key] = part_N
-    return rows.begin(rows_U)
+    places_N = torch.arange(vectors, vectors + len(slots_N))
+    if vectors:
+        places_N = torch.where(slots_N < 0, -1 - slots_N, places_N)
+    return torch.where(slots_N < rows, places_N, slots_N + (vectors + len(slots_N) - rows))
 
 
 def put_on_ssd(
@@ -202,8 +237,11 @@ def put_on_ssd(
     """
     parts = [(of, number, record.component) for of in tables for number, record in enumerate(of.all_records())]
     found = {c.name: rows(c)[1] for _, _, c in parts if c.policy is None}  # others are read into memory anyway
+    formats = {c.name: fp32.Config() if ssd.decoded else c.format for _, _, c in parts}
     layouts = {
-        c.name: Layout(fields=c.format.fields(c.dim), rows=found[c.name].below) for _, _, c in parts if c.name in found
+        c.name: Layout(fields=formats[c.name].fields(c.dim), rows=found[c.name].below)
+        for _, _, c in parts
+        if c.name in found
     }
     sizes = {name: layout.rows * layout.record_bytes for name, layout in layouts.items()}
     chosen = ssd.chosen(sizes)
@@ -211,19 +249,27 @@ def put_on_ssd(
     shared = {cached.place: cached for of in before for cached in of.cached.values()}
     made = []
     for of in tables:
-        cached = {}
+        cached, decoded = {}, set()
         for _, number, component in (part for part in parts if part[0] is of):
             if (name := component.name) not in chosen:
                 continue
-            place = ssd.folder / f"{quote(name, safe='')}-{rows(component)[0][:32]}"
+            is_decoded = component.format != formats[name]
+            place = ssd.folder / f"{quote(name, safe='')}-{rows(component)[0][:32]}{'-fp32' * is_decoded}"
             if place not in shared:
-                blocks = opened(place, layouts[name], name, found[name].fields, ssd.way)
+                made_of = partial(_decoded, component) if is_decoded else None
+                blocks = opened(place, layouts[name], name, found[name].fields, ssd.way, made_of)
                 shared[place] = CachedRows(blocks, name, place, int(ssd.cache_mb * MB * sizes[name] / total))
                 if name in hot:
                     shared[place].warm(hot[name])
             cached[number] = shared[place]
+            if is_decoded:
+                decoded.add(number)
         if cached:
             is_kept = ssd.pooled_mb > 0
             pooled = PooledVectors(int(ssd.pooled_mb * MB), ssd.pooled_length, ssd.any_order) if is_kept else None
-            made.append(OnSsd(of.components, cached, pooled))
+            made.append(OnSsd(of.components, cached, pooled, decoded))
     return tuple(made)
+
+
+def _decoded(component: Component, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {"weight": component.format.decode(fields, component.dim)}

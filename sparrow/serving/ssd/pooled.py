@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
+from sparrow.core.arrays import Float32s, Int64s
+
 _BESIDE = 400  # bytes of an entry beside its ids and its vector, about
 
 Key = tuple[int, bytes, bytes]
@@ -38,16 +40,15 @@ class PooledVectors:
         """So far: lists whose vector was known, and others."""
         return {"hits": self.hits, "misses": self.misses}
 
-    def key(self, feature: int, rows_N: Tensor, weights_N: Tensor | None) -> Key:
+    def key(self, feature: int, rows_N: Int64s, weights_N: Float32s | None) -> Key:
         """Returns what tells a list from others.
 
         Args:
             feature: the number of the feature that pools it.
-            rows_N: int64, its rows.
-            weights_N: float32, their weights, if they have some.
+            rows_N: its rows.
+            weights_N: their weights, if they have some.
         """
-        rows = rows_N.numpy()
-        bits = np.zeros(0, np.int32) if weights_N is None else weights_N.numpy().view(np.int32)
+        rows, bits = rows_N, np.zeros(0, np.int32) if weights_N is None else weights_N.view(np.int32)
         if self._any_order:
             order = np.argsort(rows, kind="stable") if weights_N is None else np.lexsort((bits, rows))
             rows, bits = rows[order], bits[order] if len(bits) else bits

@@ -25,6 +25,8 @@ class Ssd:
         pooled_length: lists with fewer ids have no such vector.
         any_order: whether the vector of a list is also used for lists with the same ids and weights in another order.
             Their sums may differ in the last bit.
+        decoded: whether rows are written in fp32, whatever their format is. Reading them is less work for the
+            processor, and takes more room on the disk and in memory.
         way: how blocks are read, see `block_io`.
 
     Raises:
@@ -38,6 +40,7 @@ class Ssd:
     pooled_mb: float = 0.0
     pooled_length: int = 32
     any_order: bool = False
+    decoded: bool = False
     way: Way = "auto"
 
     def __post_init__(self) -> None:

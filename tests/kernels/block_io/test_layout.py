@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sparrow.core import UserError
+from sparrow.kernels.block_io import mixed_sum
 from sparrow.kernels.block_io.layout import HEAD, Layout, checksum
 from sparrow.kernels.formats import Field
 
@@ -55,3 +56,15 @@ def test_any_change_of_a_block_changes_its_checksum() -> None:
     swapped = words.clone()
     swapped[[3, 4]] = words[[4, 3]]
     assert len(sums | {checksum(swapped, 5)}) == 2 + 63 * 64 + 1
+
+
+def test_the_sum_of_a_file_is_that_of_its_pieces() -> None:
+    words = torch.randint(-(2**63), 2**63 - 1, (1001,), generator=torch.Generator().manual_seed(0))
+    found = mixed_sum(words, 5)
+    assert found == mixed_sum(words, 5, impl="reference") != mixed_sum(words, 6)
+    parts = mixed_sum(words[:300], 5) + mixed_sum(words[300:], 305)
+    assert (parts - found) % 2**64 == 0
+    swapped = words.clone()
+    swapped[[3, 700]] = words[[700, 3]]
+    assert mixed_sum(swapped, 5) != found
+    assert mixed_sum(words[:0], 0) == mixed_sum(words[:0], 0, impl="reference") == 0

@@ -20,6 +20,7 @@ from sparrow.analysis.bits.quantize import quantize
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.features.schema import Column, Encoding, Schema
+from sparrow.layers import Precision
 from sparrow.models import dcnv2, din, dlrm, fm, mmoe
 from sparrow.serving import load
 from sparrow.serving.convert import convert, write
@@ -198,7 +199,7 @@ def test_without_a_compiler_there_is_no_package(model: Path, tmp_path: Path) -> 
 
 
 def test_a_run_in_bf16_is_converted_in_fp32(prepared: Path, log: Path, tmp_path: Path) -> None:
-    served(prepared, log, tmp_path, precision="bf16")
+    served(prepared, log, tmp_path, precision=Precision("bf16"))
     convert(tmp_path / "model", tmp_path / "out", "torch")
     theirs = pq.read_table(tmp_path / "model" / CHECK)[SCORE + "label"].to_numpy()
     apart = np.abs(expected_of(tmp_path / "out", slice(None))[:, 0] - theirs).max()

@@ -236,7 +236,7 @@ def test_a_bad_block_fails_its_own_requests(
     whole = path.read_bytes()
     path.write_bytes(bytes(byte ^ 1 if at % 4096 == 100 else byte for at, byte in enumerate(whole)))
     users = [int(scorer.encoder.batch([row]).ids["user"].values_N[0]) for row in rows]
-    is_known = [user in cached.frames.tags_F.tolist() for user in users]
+    is_known = [user in cached.of.rows_F.tolist() for user in users]
     fine, bad = request(rows, [is_known.index(True)]), request(rows, [is_known.index(False)])
     got = together(service, [("/rank", one) for one in [fine, bad] * 3])
     assert [answer.status for answer in got] == [200, 503] * 3

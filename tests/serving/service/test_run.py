@@ -186,7 +186,8 @@ def test_tables_on_an_ssd(
 ) -> None:
     """Workers read the same files, which the process that checks a model has written. A swap and a delta do too."""
     control, one = tmp_path / "control.sock", request(rows, list(range(40)))
-    flags = ("--ssd", str(tmp_path / "ssd"), "--ssd-least-mb", "0", "--ssd-cache-mb", "1", "--pooled-mb", "1")
+    flags = ("--ssd", str(tmp_path / "ssd"), "--ssd-least-mb", "0", "--ssd-cache-mb", "1")
+    flags = (*flags, "--pooled-mb", "1", "--pooled-length", "1")
     server = started(models / "one", *flags, "--workers", "2", "--control", str(control), "--deadline-ms", "60000")
     for _ in range(8):
         assert_scored(server.ask("/rank", one), scorer, one)

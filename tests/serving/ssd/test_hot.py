@@ -43,7 +43,7 @@ def test_a_new_cache_begins_with_them(model: Path, tmp_path: Path, monkeypatch: 
     listed = safetensors.torch.load_file(model / FILE)
     scorer = load(model, ssd=Ssd(folder=tmp_path, least_mb=0.0, cache_mb=1.0))
     for cached in scorer.on_ssd[0].cached.values():
-        assert set(cached.frames.tags_F.tolist()) - {-1} == set(listed[cached.table].tolist())
+        assert set(cached.of.rows_F.tolist()) - {-1} == set(listed[cached.table].tolist())
 
 
 def test_without_the_setting_nothing_is_listed(model: Path, log: Path, tmp_path: Path) -> None:

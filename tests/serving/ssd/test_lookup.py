@@ -18,7 +18,9 @@ from sparrow.serving.deltas import TABLES
 from sparrow.serving.export import export
 from sparrow.serving.ssd import Ssd, UnreadableError
 from sparrow.serving.ssd.blocks import ROWS
+from sparrow.trained.build import tables_of
 from sparrow.trained.run import Loop
+from sparrow.trained.scorer import restore
 from sparrow.training import train
 from tests.embeddings.test_members import CHOICES
 from tests.runs import small_run
@@ -68,7 +70,11 @@ def test_as_from_memory(name: str, log: Path, tmp_path: Path) -> None:
     rows, delta = rows_of(held, log), held.updated(days.delta(1))
     expected, later = answers(held, rows), answers(delta, rows)
     assert expected != later
-    for settings in (ssd(tmp_path / "ssd"), ssd(tmp_path / "ssd", cache_mb=10, pooled_mb=1, pooled_length=2)):
+    for settings in (
+        ssd(tmp_path / "ssd"),
+        ssd(tmp_path / "ssd", cache_mb=10, pooled_mb=1, pooled_length=2),
+        ssd(tmp_path / "ssd", cache_mb=10, decoded=True),
+    ):
         scorer = load(days.full(0), ssd=settings)
         with_delta = load(days.full(0), [days.delta(1)], ssd=settings)
         for _ in range(2):
@@ -102,6 +108,22 @@ def test_all_ways_are_the_same(way: Any, model: Path, log: Path, tmp_path: Path,
     except UserError as error:  # without a compiler, or where io_uring is forbidden
         pytest.skip(str(error))
     assert answers(scorer, rows_of(scorer, log)) == expected
+
+
+def test_rows_that_never_learnt_are_pruned(model: Path, log: Path, tmp_path: Path) -> None:
+    """They are of zeros, in memory and on an SSD, behind the map of its blocks, and all others have their bits."""
+    run = restore(model.parent / "run")
+    export(model.parent / "run", tmp_path / "model", [log], prune=True)
+    held, pruned = load(model), load(tmp_path / "model")
+    records = (next(iter(tables_of(of.model))).all_records() for of in (held, pruned, run))
+    for whole, zeros, learnt in zip(*records, strict=True):
+        touched_R = learnt.fields["touched"] > 0
+        assert touched_R.any() and not touched_R.all()
+        expected_RD = whole.store.read(slice(None))["weight"] * touched_R[:, None]
+        assert zeros.store.read(slice(None))["weight"].equal(expected_RD)
+    rows = rows_of(pruned, log)
+    assert answers(pruned, rows) != answers(held, rows)
+    assert answers(load(tmp_path / "model", ssd=ssd(tmp_path / "ssd")), rows) == answers(pruned, rows)
 
 
 def test_tables_in_memory_are_not_read(model: Path, log: Path, tmp_path: Path, expected: list[bytes]) -> None:
@@ -160,7 +182,7 @@ def test_a_bad_block_gives_no_score(model: Path, log: Path, tmp_path: Path, expe
     for _ in range(2):
         with pytest.raises(UnreadableError, match=r"table user, rows .* is damaged .*; remove .*user-"):
             scorer.score(rows)
-    held = set(cached.frames.tags_F.tolist())
+    held = set(cached.of.rows_F.tolist())
     known = [row for row in rows if set(scorer.encoder.batch([row]).ids["user"].values_N.tolist()) <= held]
     assert known and np.array_equal(scorer.score(known), load(model).score(known))  # they ask for no bad block
     path.write_bytes(whole)

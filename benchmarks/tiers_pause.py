@@ -1,0 +1,113 @@
+"""How long training waits for a checkpoint of a table on an SSD: a part of tiers.py."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiers_train import PIECE, WINDOW, Case, Side, fill
+
+from sparrow import checkpoint
+from sparrow.checkpoint import blocks
+from sparrow.core import Chunk
+from sparrow.embeddings import Folder, RowRecords, on_ssd
+from sparrow.kernels.formats import bf16
+
+STEPS = 8  # of training between two checkpoints
+KEEP = 2
+
+
+def digest(fields: Iterable[dict[str, torch.Tensor]]) -> str:
+    """Returns a digest of rows that come in pieces."""
+    sums: dict[str, Any] = {}
+    for piece in fields:
+        for name, of in piece.items():
+            sums.setdefault(name, hashlib.sha256()).update(of.contiguous().view(torch.uint8).numpy().data)
+    return str({name: sum.hexdigest() for name, sum in sorted(sums.items())})
+
+
+def check(side: Side, directory: Path, folder: Path) -> None:
+    """Check that the last checkpoint has all rows as they are now, in their order and for a run that goes on."""
+    (store,) = side.stores
+    now = digest(store.read(slice(n, min(n + PIECE, store.rows))) for n in range(0, store.rows, PIECE))
+    saved = checkpoint.load(directory)
+    place = [(store.component.name, (0, store.rows), (0, store.dim))]
+    assert digest(chunk.fields for chunk in saved.chunks(place)) == now, "the checkpoint has other rows"
+    (part,) = saved.on_ssd()
+    store.close()  # else the file is in use
+    with on_ssd(Folder(path=folder, window=WINDOW)):
+        again = RowRecords(store.component, part.seed)
+    again.store.name_file(folder)
+    assert again.go_on(part, saved.maps_beside), "a run cannot go on with it"
+    rows = (again.store.read(slice(n, min(n + PIECE, store.rows))) for n in range(0, store.rows, PIECE))
+    assert digest(rows) == now, "a run goes on with other rows"
+    again.store.close()
+    print(f"all {store.rows:,} rows are in the checkpoint, to the bit")
+
+
+def pause(side: Side, directory: Path, step: int) -> tuple[float, int]:
+    """Write a checkpoint as the loop of training does. Returns the seconds and the bytes of it."""
+    (store,) = side.stores
+    start = time.perf_counter()
+    saved: Iterable[Chunk | blocks.Saved] = (part for of in side.tables for part in of.saved())
+    parts = {"dense": side.model.state_dict()}
+    made = checkpoint.save(directory, step, identity={}, state={}, parts=parts, chunks=saved, keep=KEEP)
+    store.keep_only(checkpoint.steps(directory), step)
+    return time.perf_counter() - start, sum(path.stat().st_size for path in made.iterdir())
+
+
+def plain(path: Path, data: memoryview) -> float:
+    """Returns the seconds in which a file of these bytes is written, from its beginning to its end, and synced."""
+    start = time.perf_counter()
+    with open(path, "wb", buffering=0) as file:
+        while len(data):
+            data = data[file.write(data[: 64 << 20]) :]
+        os.fsync(file.fileno())
+    taken = time.perf_counter() - start
+    path.unlink()
+    return taken
+
+
+def run(folder: Path, quick: bool) -> None:
+    """Measure and print.
+
+    Args:
+        folder: on the SSD.
+        quick: a small table.
+    """
+    rows, frames, turns = (2_000_000, 60_000_000, 4) if quick else (20_000_000, 300_000_000, 12)
+    case = Case(rows=rows, frames=frames, lookups=1, skew=1.05, format=bf16.Config(rounding="nearest"))
+    print(f"\na checkpoint each {STEPS} steps, beside a plain write of as many bytes; {case}", flush=True)
+    side, named, directory = Side(case, folder), folder / "named", folder / "checkpoints"
+    (store,) = side.stores
+    store.name_file(named)
+    fill(side)
+    taken, random, size = [], torch.Generator().manual_seed(3), 0
+    for turn in range(turns + KEEP):  # from then on each checkpoint removes one
+        side.steps(STEPS)
+        data = memoryview(torch.randint(256, (size or 1,), dtype=torch.uint8, generator=random).numpy())
+        if turn % 2:
+            before = plain(folder / "plain", data)
+            own, size = pause(side, directory, turn)
+        else:
+            own, size = pause(side, directory, turn)
+            before = plain(folder / "plain", data)
+        if turn >= KEEP:
+            taken.append((own, before))
+    check(side, directory, named)
+    low, middle, high = statistics.quantiles([own / other for own, other in taken], n=4)
+    of_medians = statistics.median(own for own, _ in taken) / statistics.median(other for _, other in taken)
+    each = [statistics.median(side) for side in zip(*taken, strict=True)]
+    print(f"{size / 1e6:,.0f} MB: pause {each[0]:.3f} s, plain write {each[1]:.3f} s (medians of {turns} turns)")
+    print(
+        f"ratio of turns {middle:.2f} ({low:.2f} to {high:.2f}), of medians {of_medians:.2f}; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+    met = "met" if middle <= 1.5 else "missed"
+    print(f"TARGET pause over a plain write of its bytes: {middle:.2f} (goal 1.5) {met}")

@@ -1,0 +1,104 @@
+"""Rows of a table on a disk that are only read, and a cache of some in memory.
+
+`get` gives copies. So a request keeps its rows while others take frames from each other, and locks are held for copies
+in memory only, never while a disk is awaited. What tables miss is read at the same time: through io_uring by the thread
+that waits, in a ring of its own.
+
+A row that was read enters the cache in the place of the row of its set that was used least recently, unless all were
+used since the call began.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+from sparrow.core.pages import empty_rows
+from sparrow.kernels.block_io import Blocks
+from sparrow.kernels.cached_rows import reference
+from sparrow.kernels.cached_rows.reference import Held
+from sparrow.kernels.row_cache import WAYS
+
+LAST = (1 << 31) - 2  # the highest number of a call; then numbers begin again
+LINE = 64  # bytes that a processor reads at a time
+BATCH, HITS, MISSES, WAITED = range(4)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cached:
+    """A table's rows. Threads may share it.
+
+    Args:
+        blocks: all of them. Nobody writes there, and they stay open as long as this is used.
+        count: F, how many frames there are.
+        counts_4: int64, the number of the last call, lookups that were in memory and that were not, nanoseconds that
+            threads have waited for each other.
+        last: the highest number of a call.
+        of: what the compiled operators know: their handle and their memory; or the reference.
+        lock: of the reference.
+    """
+
+    blocks: Blocks
+    count: int
+    counts_4: Tensor
+    last: int
+    of: tuple[int, Tensor] | Held
+    lock: Any = field(default_factory=Lock)
+
+    @property
+    def rows_F(self) -> Tensor:
+        """The row in each frame, int32, -1 for none."""
+        return self.of.frames.tags_F if isinstance(self.of, Held) else self.of[1][:, :WAYS].flatten()
+
+    @property
+    def stamps_F(self) -> Tensor:
+        """The number of the last call that used each frame, int32."""
+        return self.of.frames.stamps_F if isinstance(self.of, Held) else self.of[1][:, WAYS : 2 * WAYS].flatten()
+
+
+def cached(blocks: Blocks, sets: int, last: int = LAST) -> Cached:
+    """Returns rows with an empty cache.
+
+    Args:
+        blocks: the rows.
+        sets: of `WAYS` frames each, at least one.
+        last: the highest number of a call.
+    """
+    counts_4, layout = torch.zeros(4, dtype=torch.int64), blocks.layout
+    held = Held.empty(layout, WAYS * (sets if blocks.way == "reference" else 1))
+    made = Cached(blocks=blocks, count=WAYS * sets, counts_4=counts_4, last=last, of=held)
+    if blocks.way == "reference":
+        return made
+    from sparrow.kernels.cached_rows import cpp  # can be imported only once the library is loaded
+
+    words = -(-WAYS * (8 + layout.record_bytes) // LINE) * LINE // 4
+    memory_SW = empty_rows(sets, words, dtype=torch.int32)
+    handle = cpp.opened(blocks, memory_SW, counts_4, (layout.rows, held.frames.multiplier, last))
+    made = replace(made, of=(handle, memory_SW))
+    weakref.finalize(made, cpp.close, handle)
+    return made
+
+
+def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor], UserError | None]]:
+    """Returns for each table (fields, error): field -> its entries in the rows, [N, ...], and why they are not right.
+
+    A row that was never written, and one outside the table, is of zeros.
+
+    Args:
+        asked: tables, each once, and int64 [N] of rows in any order.
+    """
+    if any(not isinstance(of.of, Held) for of, _ in asked):
+        from sparrow.kernels.cached_rows import cpp
+
+        return cpp.get(asked)
+    return reference.get(asked)
+
+
+__all__ = ["LAST", "Cached", "cached", "get"]

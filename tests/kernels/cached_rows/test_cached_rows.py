@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparrow.core import UserError
+from sparrow.kernels import cached_rows as module
+from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Way
+from sparrow.kernels.cached_rows import Cached, cached, get
+from sparrow.kernels.formats import Field
+from sparrow.kernels.row_cache import WAYS
+
+ROWS = 3000
+LAYOUT = Layout(fields={"weight": Field(width=5, across="cut"), "low": Field(dtype=torch.uint8)}, rows=ROWS)
+WAYS_OF_READING = ["io_uring", "threads", "reference"]
+
+
+@pytest.fixture(scope="module")
+def fields() -> dict[str, Tensor]:
+    """Of all rows. Half were never written: whole blocks, and rows among others."""
+    found = {"weight": torch.randn(ROWS, 5), "low": torch.randint(1, 255, (ROWS,), dtype=torch.uint8)}
+    for of in found.values():
+        of[500:1700] = 0
+        of[2000::3] = 0
+    return found
+
+
+@pytest.fixture
+def written(tmp_path: Path, fields: dict[str, Tensor]) -> tuple[Path, BlockMap]:
+    path, rows_U = tmp_path / "rows", (fields["low"] != 0).nonzero()[:, 0]
+    with Blocks(path, LAYOUT, table="t") as blocks:
+        blocks.put(rows_U, {name: of[rows_U] for name, of in fields.items()})
+        return path, blocks.sync()
+
+
+def rows_of(written: tuple[Path, BlockMap], way: Any, sets: int = 2, last: int = module.LAST) -> Cached:
+    try:
+        blocks = Blocks(written[0], LAYOUT, table="t", map=written[1], way=way, is_written=False)
+    except UserError as error:  # without a compiler, or where io_uring is forbidden
+        pytest.skip(str(error))
+    return cached(blocks, sets, last)
+
+
+def got(of: Cached, rows_N: Tensor) -> dict[str, Tensor]:
+    ((fields, error),) = get([(of, rows_N)])
+    assert error is None
+    return fields
+
+
+@pytest.mark.parametrize("way", WAYS_OF_READING[:2])
+def test_all_ways_give_the_same_and_keep_the_same(
+    way: Way, written: tuple[Path, BlockMap], fields: dict[str, Tensor]
+) -> None:
+    """Rows that come again, rows twice in a call, rows outside the table, no rows; numbers of calls begin again."""
+    one, other = (rows_of(written, of, last=40) for of in (way, "reference"))
+    random = torch.Generator().manual_seed(0)
+    for step in range(60):
+        rows_N = (torch.rand(step * 3, generator=random) ** 4 * ROWS * 1.1).long() - 20
+        found = got(one, rows_N)
+        for name, of in got(other, rows_N).items():
+            is_row_N = (rows_N >= 0) & (rows_N < ROWS)
+            assert of[is_row_N].equal(fields[name][rows_N[is_row_N]]) and not of[~is_row_N].any()
+            assert found[name].equal(of)
+        assert one.rows_F.equal(other.rows_F) and one.stamps_F.equal(other.stamps_F)
+        assert one.counts_4[:3].equal(other.counts_4[:3])
+    assert 0 < int(one.stamps_F.max()) <= 40 and bool((one.rows_F >= 0).all())
+    counts = one.blocks.counters, other.blocks.counters
+    assert counts[0]["blocks_read"] == counts[1]["blocks_read"]
+
+
+@pytest.mark.parametrize("way", WAYS_OF_READING)
+def test_who_enters_and_who_leaves(way: Way, written: tuple[Path, BlockMap]) -> None:
+    of = rows_of(written, way, sets=1)
+    got(of, torch.arange(32))
+    got(of, torch.arange(16))
+    got(of, torch.arange(100, 116))
+    assert set(of.rows_F.tolist()) == {*range(16), *range(100, 116)}  # the least recently used have left
+    hot = torch.tensor([100, 101])
+    for first in range(0, 2900, 4):
+        got(of, torch.cat([hot, torch.arange(first, first + 4)]))
+    assert {100, 101} <= set(of.rows_F.tolist())
+
+
+@pytest.mark.parametrize("way", WAYS_OF_READING)
+def test_several_tables_and_one_that_is_damaged(
+    way: Way, written: tuple[Path, BlockMap], fields: dict[str, Tensor]
+) -> None:
+    """The others are right, and nothing of a read that failed is kept, not even of its whole blocks."""
+    bad, good = rows_of(written, way), rows_of(written, way)
+    got(bad, torch.arange(10))
+    place = int(written[1].places_K[2])
+    content = bytearray(written[0].read_bytes())
+    content[place * LAYOUT.block + 900] ^= 4
+    written[0].write_bytes(content)
+    ((_, error), (found, none)) = get([(bad, torch.arange(1000)), (good, torch.arange(10, 60))])
+    assert "table t, rows" in str(error) and "damaged" in str(error)
+    assert none is None and found["weight"].equal(fields["weight"][10:60])
+    assert set(bad.rows_F.tolist()) - {-1} == set(range(10))
+    assert got(bad, torch.arange(10))["low"].equal(fields["low"][:10])
+
+
+@pytest.mark.parametrize("way", WAYS_OF_READING)
+def test_threads_share_it(way: Way, written: tuple[Path, BlockMap], fields: dict[str, Tensor]) -> None:
+    """One set of frames: threads take them from each other all the time, and some read the same rows at once."""
+    of, failed = rows_of(written, way, sets=1), []
+
+    def work(seed: int) -> None:
+        random = torch.Generator().manual_seed(seed)
+        for _ in range(20 if way == "reference" else 300):
+            rows_N = torch.randint(0, 200, (60,), generator=random)
+            for name, found in got(of, rows_N).items():
+                failed.extend([name] * (not found.equal(fields[name][rows_N])))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tags = [row for row in of.rows_F.tolist() if row >= 0]
+    assert not failed and len(tags) == len(set(tags)) <= WAYS
+
+
+def test_many_blocks_are_read_by_a_ring_of_few(written: tuple[Path, BlockMap], tmp_path: Path) -> None:
+    """More reads than may be under way, of blocks that lie apart, so that none are read together."""
+    layout = Layout(fields={"weight": Field(width=16, across="cut")}, rows=60_000)
+    weight_RD = torch.randn(60_000, 16)
+    with Blocks(tmp_path / "many", layout, table="t") as blocks:
+        for rows_U in torch.arange(60_000).split(10_000):
+            blocks.put(rows_U, {"weight": weight_RD[rows_U]})
+        map = blocks.sync()
+    of = cached(Blocks(tmp_path / "many", layout, table="t", map=map, is_written=False), 1)
+    rows_N = torch.arange(0, 60_000, 2 * layout.per_block).flip(0)
+    assert got(of, rows_N)["weight"].equal(weight_RD[rows_N]) and len(rows_N) > 300
