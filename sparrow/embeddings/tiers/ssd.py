@@ -164,9 +164,7 @@ class SsdStore(nn.Module):
                 "data.batch_size or loop.accumulate"
             )
         if len(rest_V):
-            frames_V = self.spare.take(rest_V, batch)
-            self.get_buffer("tag")[frames_V] = rest_V.int()
-            self._read_into(rest_V, frames_V, batch)
+            self._read_into(rest_V, self._stand_by(rest_V, batch), batch)
 
     def arrive(self, last: int | None = None) -> None:
         """Wait for the rows of all batches, or of those up to one. Those that were never written begin."""
@@ -374,8 +372,12 @@ class SsdStore(nn.Module):
             return torch.where(is_in_V, slots_V, -1)
         if place == 1:
             taken = min(len(rows_V), self.spare.free)
+<<<<<<< HEAD
             frames_V[:taken] = self.spare.take(rows_V[:taken], -ages_V[:taken])
             self.get_buffer("tag")[frames_V[:taken]] = rows_V[:taken].int()
+=======
+            frames_V[:taken] = self._stand_by(rows_V[:taken], -ages_V[:taken])
+>>>>>>> stack
         return frames_V
 
     def keep_only(self, steps: Container[int], step: int) -> None:
@@ -428,6 +430,12 @@ class SsdStore(nn.Module):
         if out_N.any():
             slots_N[out_N] = self.spare.find(rows_N[out_N].long())
         return slots_N
+
+    def _stand_by(self, rows_U: Tensor, batches: Tensor | int) -> Tensor:
+        """Returns frames that stand by, which rows have now."""
+        frames_U = self.spare.take(rows_U, batches)
+        self.get_buffer("tag")[frames_U] = rows_U.int()
+        return frames_U
 
     def _put(self, rows_U: Tensor, frames_U: Tensor) -> None:
         if len(rows_U):
