@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiers_train import PIECE, WINDOW, Case, Side, fill
+from tiers_train import PIECE, WINDOW, Case, Side, filled_file
 
 from sparrow import checkpoint
 from sparrow.checkpoint import blocks
@@ -84,10 +84,9 @@ def run(folder: Path, quick: bool) -> None:
     rows, frames, turns = (2_000_000, 60_000_000, 4) if quick else (20_000_000, 300_000_000, 12)
     case = Case(rows=rows, frames=frames, lookups=1, skew=1.05, format=bf16.Config(rounding="nearest"))
     print(f"\na checkpoint each {STEPS} steps, beside a plain write of as many bytes; {case}", flush=True)
-    side, named, directory = Side(case, folder), folder / "named", folder / "checkpoints"
-    (store,) = side.stores
-    store.name_file(named)
-    fill(side)
+    side, directory = Side(case, folder), folder / "checkpoints"
+    store = filled_file(case, folder).under(side)
+    store.folder, store.has_name = folder, True
     taken, random, size = [], torch.Generator().manual_seed(3), 0
     for turn in range(turns + KEEP):  # from then on each checkpoint removes one
         side.steps(STEPS)
@@ -100,7 +99,7 @@ def run(folder: Path, quick: bool) -> None:
             before = plain(folder / "plain", data)
         if turn >= KEEP:
             taken.append((own, before))
-    check(side, directory, named)
+    check(side, directory, folder)
     low, middle, high = statistics.quantiles([own / other for own, other in taken], n=4)
     of_medians = statistics.median(own for own, _ in taken) / statistics.median(other for _, other in taken)
     each = [statistics.median(side) for side in zip(*taken, strict=True)]
