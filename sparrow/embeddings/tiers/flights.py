@@ -60,13 +60,8 @@ class Flights:
         """Hear that all batches that were looked up have learnt, or never will."""
         self._settled = min(self._ahead.values(), default=self._batch + 1) - 1
         for store in self.stores.values():
-<<<<<<< HEAD
-            if beneath := ssd_of(store):
-                beneath.settled = self._settled
-=======
             if found := ssd_of(store):
                 found.settled = self._settled
->>>>>>> stack
 
     def land(self) -> None:
         """Wait for all rows that are under way."""

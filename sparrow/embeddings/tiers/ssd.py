@@ -372,12 +372,7 @@ class SsdStore(nn.Module):
             return torch.where(is_in_V, slots_V, -1)
         if place == 1:
             taken = min(len(rows_V), self.spare.free)
-<<<<<<< HEAD
-            frames_V[:taken] = self.spare.take(rows_V[:taken], -ages_V[:taken])
-            self.get_buffer("tag")[frames_V[:taken]] = rows_V[:taken].int()
-=======
             frames_V[:taken] = self._stand_by(rows_V[:taken], -ages_V[:taken])
->>>>>>> stack
         return frames_V
 
     def keep_only(self, steps: Container[int], step: int) -> None:
