@@ -573,8 +573,13 @@ def copied(chunks: Iterable[Chunk]) -> list[Chunk]:
     return [replace(chunk, fields={name: of.clone() for name, of in chunk.fields.items()}) for chunk in chunks]
 
 
-def fields_of(chunks: list[Chunk]) -> dict[str, Tensor]:
-    return {name: torch.cat([chunk.fields[name] for chunk in chunks]) for name in chunks[0].fields}
+def fields_of(chunks: list[Chunk]) -> dict[tuple[bool, str], Tensor]:
+    """The fields of rows, and those of the frames of a cache above them."""
+    parts: dict[tuple[bool, str], list[Tensor]] = {}
+    for chunk in chunks:
+        for name, of in chunk.fields.items():
+            parts.setdefault((chunk.is_cache, name), []).append(of)
+    return {name: of[0] if name == (True, "batch") else torch.cat(of) for name, of in parts.items()}
 
 
 TestMachine = Machine.TestCase
