@@ -52,7 +52,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer(prepared: Path, place: Path, **options: Any) -> Trainer:
     """A run in place/run, on an SSD unless its tier says otherwise."""
-    how = {name: options.pop(name) for name in ("resume", "overwrite") if name in options}
+    how = {name: options.pop(name) for name in ("resume", "overwrite", "listener") if name in options}
     chosen = {"tables.tier.name": "ssd", "ssd": str(place / "disk")} | {
         n.replace("__", "."): v for n, v in options.items()
     }
