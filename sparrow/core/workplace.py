@@ -8,12 +8,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sparrow.core.files import cannot_write
 
-_LOCK = "sparrow-prepare.lock"
+_LOCK, _NEW = "sparrow-prepare.lock", "sparrow-prepare.new"  # the latter: until it is locked
 
 
 @contextmanager
@@ -37,8 +37,9 @@ def workplace(out: Path, leave: Callable[[Path], None] = lambda folder: None) ->
     except OSError as error:
         raise cannot_write(out, error) from error
     try:
-        with open(work / _LOCK, "w", encoding="utf-8") as lock:
+        with open(work / _NEW, "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            (work / _NEW).rename(work / _LOCK)  # others never see it without its lock
             yield work, notes
     finally:
         _remove(work, leave)
@@ -70,6 +71,7 @@ def _clean(out: Path, leave: Callable[[Path], None]) -> list[str]:
             _remove(work, leave)
             notes.append(f"{work}: left by a program that was killed; deleted")
     for work in out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}"):  # killed before it could make a lock
-        if work.is_dir() and not any(work.iterdir()) and time.time() - work.stat().st_mtime > 60:
-            work.rmdir()
+        with suppress(FileNotFoundError, NotADirectoryError):  # somebody else's may go meanwhile
+            if time.time() - work.stat().st_mtime > 60 and all(path.name == _NEW for path in work.iterdir()):
+                shutil.rmtree(work, ignore_errors=True)
     return notes
