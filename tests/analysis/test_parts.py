@@ -78,7 +78,8 @@ def test_a_logistic_regression_stands_beside_other_models(prepared: Path, tmp_pa
     settings = {"data.batch_size": 256, "loop.evaluate_every": 1, "log.tensorboard": False}
     blend_run = Run.of(prepared, {"run_dir": str(tmp_path / "blend"), **as_blend, **settings})
     of_blend = train(blend_run)
-    assert of_blend["best"]["parts"]["logistic"]["ne"] == pytest.approx(told["ne"], abs=1e-5)
+    # its fit ends a step earlier or later where a processor sums in another order: 6e-5 on one
+    assert of_blend["best"]["parts"]["logistic"]["ne"] == pytest.approx(told["ne"], abs=3e-4)
     assert parts.beside(blend_run, of_blend) is None
     assert parts.beside(run, {**results, "stopped_by": "SIGINT"}) is None
     html = report(tmp_path / "run", rows=0).read_text(encoding="utf-8")
