@@ -73,12 +73,12 @@ def test_a_logistic_regression_stands_beside_other_models(prepared: Path, tmp_pa
     (batch,) = dataset.loader(1 << 20, split="valid")
     labels_N = batch.labels_BT[:, 0]
     told = parts.beside(replace(run, data=replace(run.data, batch_size=0)), results)  # as a person gives it
-    assert told["ne"] == pytest.approx(float(ne(scores_N, labels_N)), abs=1e-5) and told["ne"] < 1
+    # a fit ends a step earlier or later where sums are in another order: 6e-5 on one processor
+    assert told["ne"] == pytest.approx(float(ne(scores_N, labels_N)), abs=3e-4) and told["ne"] < 1
     as_blend = {"model.name": "blend", "model.trees": 0, "model.members": 1, "model.deep": (4,), "loop.max_steps": 1}
     settings = {"data.batch_size": 256, "loop.evaluate_every": 1, "log.tensorboard": False}
     blend_run = Run.of(prepared, {"run_dir": str(tmp_path / "blend"), **as_blend, **settings})
     of_blend = train(blend_run)
-    # its fit ends a step earlier or later where a processor sums in another order: 6e-5 on one
     assert of_blend["best"]["parts"]["logistic"]["ne"] == pytest.approx(told["ne"], abs=3e-4)
     assert parts.beside(blend_run, of_blend) is None
     assert parts.beside(run, {**results, "stopped_by": "SIGINT"}) is None
