@@ -388,7 +388,8 @@ def _write_all(
             if len(under_way) == WRITERS:
                 known, its, written = under_way.popleft()
                 files[known] = {**its, **written.result()}
-            under_way.append((file, place, pool.submit(_write, writing / file, tensors)))
+            held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}  # a GPU's come here
+            under_way.append((file, place, pool.submit(_write, writing / file, held)))
 
         for name, tensors in parts.items():
             write(f"{name}.safetensors", {}, tensors)
@@ -409,7 +410,7 @@ def _write_all(
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    data = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    data = safetensors.torch.save(dict(tensors))
     _write_bytes(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
