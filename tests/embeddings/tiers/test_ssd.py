@@ -574,12 +574,19 @@ def copied(chunks: Iterable[Chunk]) -> list[Chunk]:
 
 
 def fields_of(chunks: list[Chunk]) -> dict[tuple[bool, str], Tensor]:
-    """The fields of rows, and those of the frames of a cache above them."""
+    """The fields of rows, and those of the frames of a cache above them, in the order of rows.
+
+    Chunks of other sizes have the frames in another order.
+    """
     parts: dict[tuple[bool, str], list[Tensor]] = {}
     for chunk in chunks:
         for name, of in chunk.fields.items():
             parts.setdefault((chunk.is_cache, name), []).append(of)
-    return {name: of[0] if name == (True, "batch") else torch.cat(of) for name, of in parts.items()}
+    found = {name: of[0] if name == (True, "batch") else torch.cat(of) for name, of in parts.items()}
+    if (row := found.get((True, "row"))) is not None:
+        order, alike = row.argsort(), ((True, "batch"), (True, "counts"))
+        found |= {name: of[order] for name, of in found.items() if name[0] and name not in alike}
+    return found
 
 
 TestMachine = Machine.TestCase
