@@ -511,10 +511,10 @@ class Machine(RuleBasedStateMachine):
     def read(self) -> None:
         assert_equal(self.plain, self.tables)
 
-    @precondition(lambda self: not self.waits)
-    @rule()
-    def checkpoint(self) -> None:
-        """As a run writes it. Blocks that only a checkpoint before the last two had are free then."""
+    @rule(seed=st.integers(0, 1000), steps=st.integers(0, 6))
+    def checkpoint(self, seed: int, steps: int) -> None:
+        """After some steps, as a run writes it. Blocks that only a checkpoint before the last two had are free then."""
+        self.train(seed, steps)
         self.step += 1
         parts = {"dense": nn.ModuleList([self.tables]).state_dict()}
         chunks = self.tables.saved()
