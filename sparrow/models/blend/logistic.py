@@ -79,7 +79,8 @@ class Logistic(nn.Module):
     def fit(self, parts: tuple[Batch, Batch], places: tuple[Places, Places], offsets: tuple[Tensor, Tensor]) -> None:
         """Fit the weights to training rows by L-BFGS, with the penalty of `PENALTIES` that is best for valid ones.
 
-        Penalties fall, and each begins where the last ended. The first that is worse for the valid rows ends it.
+        Penalties fall, and each begins where the last ended. The first that is worse for the valid rows ends it. What
+        is fitted is the sum of bias and offset. So the weights do not depend on the offset, which is of other parts.
 
         Args:
             parts: training rows and valid ones, whose ids no samples share.
@@ -91,12 +92,14 @@ class Logistic(nn.Module):
             warnings.filterwarnings("ignore", "Sparse")  # torch calls them beta; these products are tested here
             designs = [self._design(batch, at) for batch, at in zip(parts, places, strict=True)]
             back = designs[0].t().to_sparse_csr()
-        point = [nn.Parameter(weights.clone()) for weights in self.buffers()]
+        begin_T = torch.logit(parts[0].labels_BT.nanmean(0).nan_to_num(0.5), eps=1e-6)
+        point = [nn.Parameter(of.clone()) for of in (*list(self.buffers())[:-1], begin_T)]
+        beside_T = offsets[1] - offsets[0]  # valid rows may have more negatives
 
         def loss(part: int) -> Tensor:
             ids_RT, lines_CT, rises_CKT, bias_T = point
             weights_WT = torch.cat([ids_RT, lines_CT, _heights(rises_CKT).flatten(0, 1)])
-            logits_NT = _Times.apply(weights_WT, designs[part], back) + bias_T + offsets[part]
+            logits_NT = _Times.apply(weights_WT, designs[part], back) + bias_T + part * beside_T
             return binary_cross_entropy(logits_NT, parts[part])
 
         best = float("inf")
@@ -109,6 +112,7 @@ class Logistic(nn.Module):
                 best = found
                 for weights, fitted in zip(self.buffers(), point, strict=True):
                     weights.copy_(fitted)
+                self.bias_T.sub_(offsets[0])
 
     def _design(self, batch: Batch, places: Places) -> Tensor:
         """Returns how much of each weight each row has, sparse [N, R + C + C (K + 1)]: of ids, lines and heights."""
