@@ -38,12 +38,10 @@ class Placed:
     Args:
         uses: of its components.
         cost: what it costs where it is.
-        reason: why it cannot be on an SSD; "" if it can.
     """
 
     uses: tuple[Use, ...]
     cost: Cost
-    reason: str
 
     @property
     def rows(self) -> int:
@@ -131,12 +129,11 @@ def place(
     if device is None:
         device = Device() if run.ssd is None else tiering.probed(Path(run.ssd))
     uses = reuse.uses(run, dataset, examples, told)
-    reasons = {name: _reason(run, of) for name, of in uses.items()}
-    options = {name: options_of(of, device, not reasons[name]) for name, of in uses.items()}
+    options = {name: options_of(of, device, run.ssd is not None) for name, of in uses.items()}
     _check(options, memory, beside, run)
     chosen = divide(options, memory - beside)
     return Placement(
-        tables={n: Placed(uses=tuple(uses[n]), cost=cost, reason=reasons[n]) for n, cost in chosen.items()},
+        tables={n: Placed(uses=tuple(uses[n]), cost=cost) for n, cost in chosen.items()},
         device=device,
         batch_size=run.data.batch_size,
         bytes_beside=beside,
@@ -178,13 +175,6 @@ def options_of(uses: Sequence[Use], device: Device, may_leave: bool) -> list[Cos
     if may_leave:
         tiers += [Tier(name="ssd", bytes=size) for size in tiering.sizes(uses)]
     return [tiering.cost(uses, tier, device) for tier in tiers]
-
-
-def _reason(run: Run, uses: Sequence[Use]) -> str:
-    """Returns why a table cannot be on an SSD; "" if it can."""
-    if run.ssd is None:
-        return "no folder is named with --ssd"
-    return next(filter(None, (reuse.reason(use, run.device) for use in uses)), "")
 
 
 def _beside(run: Run, dataset: Dataset) -> int:

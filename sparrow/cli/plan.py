@@ -90,12 +90,9 @@ def _tell(found: Placement, run: Run) -> None:
         "lookups: of an example; miss: of the different rows of a batch; ms: predicted, of a batch; at most/s: "
         "examples that what bounds the table allows",
     ]
-    if run.ssd is not None:
-        lines.insert(
-            1,
-            f"disk: {found.device.reads_per_s:,.0f} reads/s of 4 KiB, {1e6 * found.device.processor_s:.1f} us of "
-            f"the processor each; {allows}",
-        )
+    of_device = f"{found.device.reads_per_s:,.0f} reads/s of 4 KiB, {1e6 * found.device.processor_s:.1f} us of the"
+    disk = f"{of_device} processor each; {allows}" if run.ssd else "no folder is named with --ssd"
+    lines.insert(1, f"disk: {disk}")
     for line in lines:
         _show.out.print(line, markup=False, soft_wrap=True)
 
@@ -106,8 +103,6 @@ def _cells(one: Placed, batch_size: int) -> list[str]:
     cost = one.cost
     bound = "processor" if cost.ms_processor >= cost.ms_disk else "disk"
     slower = max(cost.ms_processor, cost.ms_disk)
-    if one.reason and not cost.tier.is_on:
-        bound += f" ({one.reason})"
     return [
         f"{one.rows:,}",
         in_units(one.bytes_table),

@@ -10,12 +10,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sparrow.core import Batch, UserError
+from sparrow.core import Batch
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, EmbeddingTables, TableSpec, unallocated
 from sparrow.embeddings.spec import Tier
-from sparrow.embeddings.tiers.ssd import check
 from sparrow.sharding.curves import Trace
 from sparrow.sharding.tiering import Device, Use, cost, largest, smallest
 from sparrow.trained.build import tables_of, untrained, within_memory
@@ -77,7 +76,7 @@ def speed_on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> tup
         dataset: the prepared log.
         fits: whether a run with other tiers fits into memory.
     """
-    found = {name: of for name, of in uses(run, dataset, FEW).items() if not any(map(reason, of))}
+    found = uses(run, dataset, FEW)
     rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
     for share in (1 / 2, 1 / 8, 1 / 32, 0.0):
         sizes = {name: max(smallest(of), int(share * largest(of))) for name, of in found.items()}
@@ -87,15 +86,6 @@ def speed_on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> tup
             seconds = sum(one.ms for one in costs) / 1e3
             return sum(one.bytes for one in costs), int(run.data.batch_size / max(seconds, 1e-9))
     return None
-
-
-def reason(use: Use, device: str = "cpu") -> str:
-    """Returns why a component cannot be on an SSD; "" if it can."""
-    try:
-        check(use.component, device)
-    except UserError as error:
-        return str(error).partition(", and ")[2]
-    return ""
 
 
 def tables_for(run: Run, dataset: Dataset) -> list[EmbeddingTables]:

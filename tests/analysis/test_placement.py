@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from sparrow import checkpoint, data
+from sparrow.analysis import placement
 from sparrow.analysis.placement import divide, options_of, place
 from sparrow.core import UserError
 from sparrow.embeddings import Component
-from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.choices import Override
+from sparrow.embeddings.spec import Cache, Tier
+from sparrow.kernels.formats import int8
 from sparrow.sharding.plan import read
 from sparrow.sharding.tiering import Cost, Device, Use
 from sparrow.trained.run import Loop, Run
@@ -128,8 +131,14 @@ def _beside_tables(saved: checkpoint.Checkpoint) -> dict[str, str]:
     return {name: of["sha256"] for name, of in saved.files.items() if not name.startswith(forms)}
 
 
-def test_a_run_trains_as_planned_to_the_same_bits(wide: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "of",
+    [{}, {"state": "bf16"}, {"format": int8.Config(), "cache": Cache(fraction=0.1)}],
+    ids=["fp32", "bf16", "cached"],
+)
+def test_a_run_trains_as_planned_to_the_same_bits(wide: Path, tmp_path: Path, of: dict[str, Any]) -> None:
     run = run_on(wide, tmp_path)
+    run = dataclasses.replace(run, tables=dataclasses.replace(run.tables, **of))
     train(run)
     found = place(run, data.open(wide), memory=1 << 40, device=DEVICE)
     options = {name: options_of(table.uses, DEVICE, True) for name, table in found.tables.items()}
@@ -172,13 +181,18 @@ def test_too_little_memory_is_one_line(wide: Path, tmp_path: Path, ssd: bool, re
     assert "\n" not in str(error.value)
 
 
-def test_without_a_folder_nothing_goes_to_disk(wide: Path, tmp_path: Path) -> None:
-    found = place(run_on(wide, tmp_path, ssd=False), data.open(wide), memory=1 << 40)
-    assert {table.reason for table in found.tables.values()} == {"no folder is named with --ssd"}
+def test_without_a_folder_nothing_goes_to_disk(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is all that a table can choose."""
+    found: list[dict[str, list[Cost]]] = []
+    monkeypatch.setattr(placement, "divide", lambda options, budget: found.append(options) or divide(options, budget))
+    for ssd in (False, True):
+        place(run_on(wide, tmp_path, ssd=ssd), data.open(wide), memory=1 << 40, device=DEVICE)
+    without, beside = ([{cost.tier.name for cost in costs} for costs in one.values()] for one in found)
+    assert without == [{"memory"}] * len(without) and {"memory", "ssd"} in beside
 
 
-def test_tables_that_cannot_leave_memory(wide: Path, tmp_path: Path) -> None:
+def test_tables_whose_ids_come_and_go_stay_in_memory(wide: Path, tmp_path: Path) -> None:
     run = run_on(wide, tmp_path)
-    found = place(dataclasses.replace(run, ssd=None), data.open(wide), memory=1 << 40)
-    assert all("no folder is named" in table.reason for table in found.tables.values())
-    assert len(list(itertools.chain.from_iterable(table.uses for table in found.tables.values()))) == len(found.tables)
+    tables = dataclasses.replace(run.tables, overrides=(Override(names=("user",), addressing={"name": "dynamic"}),))
+    found = place(dataclasses.replace(run, tables=tables), data.open(wide), memory=1 << 40, device=DEVICE)
+    assert set(found.tables) == set(data.open(wide).schema.encodings) - {"user"}
