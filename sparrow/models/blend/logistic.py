@@ -92,6 +92,7 @@ class Logistic(nn.Module):
             warnings.filterwarnings("ignore", "Sparse")  # torch calls them beta; these products are tested here
             designs = [self._design(batch, at) for batch, at in zip(parts, places, strict=True)]
             back = designs[0].t().to_sparse_csr()
+        assert parts[0].labels_BT is not None
         begin_T = torch.logit(parts[0].labels_BT.nanmean(0).nan_to_num(0.5), eps=1e-6)
         point = [nn.Parameter(of.clone()) for of in (*list(self.buffers())[:-1], begin_T)]
         beside_T = offsets[1] - offsets[0]  # valid rows may have more negatives
