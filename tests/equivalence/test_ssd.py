@@ -183,7 +183,7 @@ def test_runs_on_one_rank(wide: Path, tmp_path: Path, case: str) -> None:
     for depth, how in ((0, few), (1 + list(CASES).index(case) % 3, wider), (4, few)):
         on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "loop.ahead": depth} | how
         got, left = fit(World(), str(wide), str(tmp_path / f"ssd{depth}"), changes | on_ssd)
-        assert got == want and left > 10
+        assert got == want and left > (30 if how is few else 10)  # `lfu` lets few leave
     alone, _ = fit(World(), str(wide), str(tmp_path / "alone"), changes | on_ssd | {"loop.evaluate_every": 1000})
     assert all(alone[name] == digest for name, digest in want.items() if name.startswith("table"))
 

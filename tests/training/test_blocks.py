@@ -9,12 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +29,7 @@ from sparrow.serving.export import export
 from sparrow.trained.scorer import restore
 from sparrow.training import blocks as of_run
 from sparrow.training.loop import Trainer
+from sparrow.training.saver import Saver
 from tests.runs import run_of
 from tests.serving.test_export import contents
 
@@ -268,17 +267,23 @@ def test_in_the_background(
     wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training changes frames and blocks while a checkpoint is written."""
-    write, at = blocks.write_rows, list[int]()
+    write, finish, at, waits = blocks.write_rows, Saver.finish, list[int](), threading.Event()
 
     def slow(*arguments: Any) -> Any:
-        begun.step, deadline = run.step, time.monotonic() + 0.2
-        while run.step == begun.step and time.monotonic() < deadline:
-            time.sleep(0.001)
-        at.append(run.step - begun.step)
+        """Write once training has gone on, unless it waits for this checkpoint."""
+        begun = run.step
+        while run.step == begun and not waits.wait(0.001):
+            pass
+        at.append(run.step - begun)
         return write(*arguments)
 
-    begun = SimpleNamespace(step=0)
+    def finished(self: Saver) -> None:
+        waits.set()
+        finish(self)
+        waits.clear()
+
     monkeypatch.setattr(blocks, "write_rows", slow)
+    monkeypatch.setattr(Saver, "finish", finished)
     run = trainer(wide, tmp_path, checkpoint__background=True, loop__max_steps=35, loop__ahead=2)
     run.fit()
     assert sum(steps > 0 for steps in at) >= 10
