@@ -1,6 +1,6 @@
 """The dense parts of models: linear layers, multilayer perceptrons, transformers, and the precision they run in."""
 
-from sparrow.layers.attention import Attention, attention
+from sparrow.layers.attention import Attention
 from sparrow.layers.dropout import drawing, dropped
 from sparrow.layers.mlp import MLP, Head, Linear, drops, require_sizes
 from sparrow.layers.norm import LayerNorm
@@ -23,7 +23,6 @@ __all__ = [
     "NumericEmbedding",
     "Precision",
     "Product",
-    "attention",
     "computing",
     "drawing",
     "dropped",

@@ -10,35 +10,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sparrow.layers.site import Matmul
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    seen: Tensor | None = None,
-) -> Tensor:
-    """Returns softmax(query key^T scale) value, [..., length, D].
+class Attention(nn.Module):
+    """softmax(query key^T scale) value, whose two products are sites. Only recipes of their own change them.
 
     On a GPU it is computed with plain products. Torch's fused kernels add parts of a gradient in the order in which
     threads arrive, so a resumed run would end in other bits. What they save is memory of length x length, which is
     little for lists of some dozen ids.
-
-    Args:
-        query, key, value: [..., length, D].
-        causal: whether no position sees a later one.
-        scale: by default D**-0.5.
-        seen: bool, which positions [length, length] each one sees, instead of `causal`. It may have leading dims.
-    """
-    with sdpa_kernel(SDPBackend.MATH) if query.is_cuda else nullcontext():
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=causal, scale=scale)
-
-
-class Attention(nn.Module):
-    """`attention`, whose two products are sites: that of query and key, and that of what they give with value.
-
-    Only recipes of their own change them. Then each is computed by itself.
     """
 
     def __init__(self) -> None:
@@ -56,9 +33,17 @@ class Attention(nn.Module):
         scale: float | None = None,
         seen: Tensor | None = None,
     ) -> Tensor:
-        """Returns what `attention` does."""
+        """Returns [..., length, D].
+
+        Args:
+            query, key, value: [..., length, D].
+            causal: whether no position sees a later one.
+            scale: by default D**-0.5.
+            seen: bool, which positions [length, length] each one sees, instead of `causal`. It may have leading dims.
+        """
         if self.scores.way is None and self.mixed.way is None:
-            return attention(query, key, value, causal=causal, scale=scale, seen=seen)
+            with sdpa_kernel(SDPBackend.MATH) if query.is_cuda else nullcontext():
+                return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=causal, scale=scale)
         scores = self.scores(query, key.mT).float() * (query.shape[-1] ** -0.5 if scale is None else scale)
         if causal:
             seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()

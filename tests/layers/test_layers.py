@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Jagged
-from sparrow.layers import MLP, CausalTransformer, Linear, NumericEmbedding, Precision, attention, computing, to_compute
+from sparrow.layers import MLP, Attention, CausalTransformer, Linear, NumericEmbedding, Precision, computing, to_compute
 
 
 def gradients(y: Tensor, of: list[Tensor]) -> tuple[Tensor, ...]:
@@ -148,7 +148,7 @@ def test_attention_is_a_softmax_over_the_keys(causal: bool) -> None:
     weights = query @ key.transpose(1, 2) * 0.3
     if causal:
         weights = weights.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
-    torch.testing.assert_close(attention(query, key, value, causal=causal, scale=0.3), weights.softmax(2) @ value)
+    torch.testing.assert_close(Attention()(query, key, value, causal=causal, scale=0.3), weights.softmax(2) @ value)
 
 
 @pytest.mark.parametrize("longest", [1, 3, 9])

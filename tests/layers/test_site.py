@@ -21,7 +21,6 @@ from sparrow.layers import (
     NumericEmbedding,
     Precision,
     Product,
-    attention,
     computing,
     named_sites,
     put_recipes,
@@ -178,7 +177,9 @@ def test_attention(causal: bool) -> None:
     check(_Causal(), reference, q, k, v)
     layer.scores.recipe = layer.mixed.recipe = Recipe.of("fp32")
     with computing(Precision("mxfp8"), CPU):  # told to leave everything as it is, step by step
-        torch.testing.assert_close(layer(q, k, v, causal=causal), attention(q, k, v, causal=causal))
+        torch.testing.assert_close(
+            layer(q, k, v, causal=causal), F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        )
 
 
 @pytest.mark.parametrize(

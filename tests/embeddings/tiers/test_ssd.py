@@ -292,12 +292,8 @@ def test_rows_that_never_learnt_are_neither_stored_nor_read(tmp_path: Path) -> N
     assert_equal(plain, tables)
 
 
-@pytest.mark.parametrize("to", ["frames", "beneath", "memory"])
-def test_chunks_carry_every_bit_from_tier_to_tier(tmp_path: Path, to: str) -> None:
-    """Also over rows that were others, in frames and beneath."""
-    one = tables_of(tmp_path)
-    other = {"frames": partial(tables_of, tmp_path, Tier(name="ssd", fraction=1.0)),
-             "beneath": partial(tables_of, tmp_path), "memory": tables_of}[to]()  # fmt: skip
+def carry(one: EmbeddingTables, other: EmbeddingTables) -> None:
+    """Both train, one's chunks go to the other, and both go on alike."""
     for seed in range(20):
         step(one, seed)
         step(other, 500 + seed)
@@ -308,6 +304,15 @@ def test_chunks_carry_every_bit_from_tier_to_tier(tmp_path: Path, to: str) -> No
     for seed in range(20, 50):
         assert torch.equal(step(one, seed), step(other, seed))
     assert_equal(one, other)
+
+
+@pytest.mark.parametrize("to", ["frames", "beneath", "memory"])
+def test_chunks_carry_every_bit_from_tier_to_tier(tmp_path: Path, to: str) -> None:
+    """Also over rows that were others, in frames and beneath."""
+    one = tables_of(tmp_path)
+    other = {"frames": partial(tables_of, tmp_path, Tier(name="ssd", fraction=1.0)),
+             "beneath": partial(tables_of, tmp_path), "memory": tables_of}[to]()  # fmt: skip
+    carry(one, other)
 
 
 def test_parts_of_columns_join(tmp_path: Path) -> None:

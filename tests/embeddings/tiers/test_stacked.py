@@ -21,6 +21,7 @@ from tests.embeddings.tiers.test_ssd import (
     assert_equal,
     backward,
     batch,
+    carry,
     evaluated,
     forward,
     step,
@@ -115,16 +116,7 @@ def test_chunks_carry_every_bit_from_tier_to_tier(tmp_path: Path, to_ssd: bool) 
     """The frames as they are, not rounded; what was in others is forgotten."""
     make: Any = partial(tables_of, format=int4.Config(), cache=Cache(fraction=0.06, policy="lfu"))
     one, other = make(*[tmp_path] * (not to_ssd)), make(*[tmp_path] * to_ssd)
-    for seed in range(20):
-        step(one, seed)
-        step(other, 500 + seed)
-    for chunk in one.chunks(3000):
-        other.load_chunk(chunk)
-    other.set_extra_state(one.get_extra_state())
-    assert_equal(one, other)
-    for seed in range(20, 50):
-        assert torch.equal(step(one, seed), step(other, seed))
-    assert_equal(one, other)
+    carry(one, other)
 
 
 def test_a_batch_that_was_given_up_changes_nothing(tmp_path: Path) -> None:

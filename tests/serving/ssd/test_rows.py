@@ -6,24 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.kernels.block_io import Layout
-from sparrow.kernels.formats import Field
 from sparrow.kernels.row_cache import WAYS
 from sparrow.serving.ssd.blocks import opened
 from sparrow.serving.ssd.rows import CachedRows, read
+from tests.kernels.cached_rows.test_cached_rows import LAYOUT, ROWS, fields
 
-ROWS = 3000
-LAYOUT = Layout(fields={"weight": Field(width=5, across="cut"), "low": Field(dtype=torch.uint8)}, rows=ROWS)
-
-
-@pytest.fixture(scope="module")
-def fields() -> dict[str, Tensor]:
-    """Of 3,000 rows, of which half are zeros: whole blocks of them, and rows among others."""
-    found = {"weight": torch.randn(ROWS, 5), "low": torch.randint(1, 255, (ROWS,), dtype=torch.uint8)}
-    for of in found.values():
-        of[500:1700] = 0
-        of[2000::3] = 0
-    return found
+__all__ = ["fields"]  # a fixture
 
 
 def cached(place: Path, fields: dict[str, Tensor], sets: int) -> CachedRows:
