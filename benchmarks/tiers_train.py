@@ -207,7 +207,7 @@ class Disk:
         draw = Zipf(side.case.rows, side.case.skew, 0)
         if side.case.warm:
             flights = side.tables[0].components.flights
-            for rows_U in reversed(_fitting(store, draw)):  # the least frequent first, so that they leave first
+            for rows_U in _fitting(store, draw).split(PIECE):
                 flights._batch += 1  # a batch that nobody looks up
                 store.fetch(rows_U, flights._batch, flights._batch - 1)
                 store.arrive()
@@ -231,20 +231,21 @@ def _learnt(store: SsdStore, rows_U: Tensor) -> dict[str, Tensor]:
     return made
 
 
-def _fitting(store: SsdStore, draw: Zipf) -> list[Tensor]:
-    """Returns the most frequent rows that fill all sets of the cache and no more, in pieces."""
-    free_S = torch.full((len(store.get_buffer("tag")) // WAYS,), WAYS)
-    found = []
+def _fitting(store: SsdStore, draw: Zipf) -> Tensor:
+    """Returns the most frequent rows that fill all sets of the cache and no more, the least frequent first: int32."""
+    free_S = torch.full((store.ways // WAYS,), WAYS)
+    found_F, begin = torch.empty(store.ways, dtype=torch.int32), store.ways
     for first in range(0, store.rows, PIECE):
         rows_N = draw.scattered(torch.arange(first, min(first + PIECE, store.rows)))
         set_N, order_N = store.frames.sets_of(rows_N).sort(stable=True)
         place_N = torch.arange(len(set_N)) - torch.searchsorted(set_N, set_N)  # among the piece's rows of the set
         rows_U = rows_N[order_N[place_N < free_S[set_N]]]
         free_S = (free_S - torch.bincount(set_N, minlength=len(free_S))).clamp(min=0)
-        found.append(rows_U)
-        if not free_S.any():
+        begin -= len(rows_U)
+        found_F[begin : begin + len(rows_U)] = rows_U
+        if not begin:
             break
-    return found
+    return found_F[begin:]
 
 
 def same_bits(folder: Path) -> None:
