@@ -12,7 +12,7 @@ size, and the CPU that each takes. Both take turns, since devices are noisy.
 
 "train" is the demo's DLRM with one large table on the SSD, beside the same model with a tenth of its rows in memory:
 with an id an example in it, with four, with 26, and with ids that are all as frequent. Its frames, 8 GiB for 1e9 rows,
-are full of the most frequent rows, and every row was written, as after a long run. Then with few frames, and with
+are full of the rows that LRU would have there, and every row was written, as after a long run. Then with few, and with
 frames that are empty at first. 1e9 rows in bf16 take 37 GB.
 
 "mapped" is "train" beside the same table as a mapped file, with the same memory (as root, with cgroup v1).

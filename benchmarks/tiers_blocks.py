@@ -220,6 +220,7 @@ def run(folder: Path, quick: bool) -> None:
         ratios = reads(folder, blocks, block, count, turns)
     writes(folder, blocks, count, turns)
     sequence(folder, blocks // 5)
-    goal = 0.85
-    met = "met" if ratios["io_uring"] >= goal else "missed"
-    print(f"TARGET reads/s through fetch, of a bare loop at depth 16: {ratios['io_uring']:.2f} (goal {goal}) {met}")
+    goal, equal = 0.85, ratios["io_uring"] / ratios["bare, depth 32"]
+    for depth, ratio in ((16, ratios["io_uring"]), (32, equal)):  # fetch itself has 32 reads under way
+        met = "met" if ratio >= goal else "missed"
+        print(f"TARGET reads/s through fetch, of a bare loop at depth {depth}: {ratio:.2f} (goal {goal}) {met}")

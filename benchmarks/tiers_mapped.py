@@ -44,7 +44,11 @@ class MappedTable(MemoryStore):
 
 
 def mapped(cases: list[Case], folder: Path, turns: int) -> list[Rates]:
-    """Returns the same with a mapped file. Pages of its most frequent rows are in memory, as many as there is room."""
+    """Returns the same with mapped files: of values, of states and of bits.
+
+    States and bits are in memory, so that a row costs one page at most. So are pages of the most frequent values, as
+    many as there is room.
+    """
 
     def made(component: Component, rows: int, dim: int) -> MemoryStore:
         return MappedTable(component, rows, dim, folder) if rows > LARGE else MemoryStore(component, rows, dim)
@@ -54,9 +58,14 @@ def mapped(cases: list[Case], folder: Path, turns: int) -> list[Rates]:
         side = Side(cases[0], None, cases[0].rows)
     os.sync()
     files = sorted(folder.glob("mapped-*"), key=lambda file: -file.stat().st_size)
+    beside = sum(file.stat().st_size for file in files[1:])
     print(f"mapped: {sum(file.stat().st_size for file in files) / 1e9:.1f} GB written", flush=True)
     draw = Zipf(cases[0].rows, cases[0].skew, 0)
-    hottest_N = draw.scattered(torch.arange(cases[0].frames // PAGE))
+    for file in files[1:]:
+        with open(file, "rb", buffering=0) as opened:
+            while opened.read(1 << 24):
+                pass
+    hottest_N = draw.scattered(torch.arange(max(cases[0].frames - beside, 0) // PAGE))
     with open(files[0], "rb") as values:
         row_bytes = files[0].stat().st_size // cases[0].rows
         for at in (hottest_N * row_bytes // PAGE * PAGE).tolist():
