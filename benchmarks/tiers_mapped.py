@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import statistics
 import time
@@ -40,6 +42,10 @@ class MappedTable(MemoryStore):
         for name, field in component.fields_of(dim).items():
             path, shape = folder / f"mapped-{name}", field.shape(rows)
             mapped = torch.from_file(str(path), shared=True, size=torch.Size(shape).numel(), dtype=field.dtype)
+            # else each fault would read 128 KiB
+            ctypes.CDLL(None).madvise(
+                ctypes.c_void_p(mapped.data_ptr()), ctypes.c_size_t(mapped.nbytes), mmap.MADV_RANDOM
+            )
             self.register_buffer(name, mapped.view(shape), persistent=False)
 
 

@@ -240,8 +240,9 @@ def test_files_that_are_damaged(
     with pytest.raises(UserError, match=told) as error:
         list(last(tmp_path).chunks())
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=told):
-        restore(tmp_path / "run", which="last")
+    with pytest.raises(UserError, match=told):  # at the latest when rows are read
+        for tables in tables_of(restore(tmp_path / "run", which="last").model):
+            list(tables.chunks())
     with pytest.raises(UserError, match=told):
         trainer(wide, tmp_path, resume=True).fit()
     if "delete the" in told:  # so it goes on from the one before

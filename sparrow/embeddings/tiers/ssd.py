@@ -400,7 +400,9 @@ class SsdStore(nn.Module):
             return torch.where(is_in_V, slots_V, -1)
         if place == 1:
             taken = min(len(rows_V), self.spare.free)
-            ages_V = ages_V[:taken] if len(ages_V) else torch.zeros(taken, dtype=torch.int32)  # rows that waited have none
+            ages_V = (
+                ages_V[:taken] if len(ages_V) else torch.zeros(taken, dtype=torch.int32)
+            )  # rows that waited have none
             frames_V[:taken] = self._stand_by(rows_V[:taken], -ages_V)
         return frames_V
 

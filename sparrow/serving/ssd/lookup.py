@@ -267,7 +267,9 @@ def put_on_ssd(
                 decoded.add(number)
         if cached:
             is_kept = ssd.pooled_mb > 0
-            pooled = PooledVectors(int(ssd.pooled_mb * MB / holders), ssd.pooled_length, ssd.any_order) if is_kept else None
+            pooled = (
+                PooledVectors(int(ssd.pooled_mb * MB / holders), ssd.pooled_length, ssd.any_order) if is_kept else None
+            )
             made.append(OnSsd(of.components, cached, pooled, decoded))
     return tuple(made)
 

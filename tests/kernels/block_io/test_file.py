@@ -92,7 +92,7 @@ def test_a_misplaced_block(tmp_path: Path, way: Any) -> None:
         content[at(map, BLOCK)] = content[at(map, OTHER)]
 
     damage(tmp_path / "rows", copy)
-    expect(tmp_path / "rows", way, map, f"{ROWS_OF_BLOCK} .block .* is number 5, generation \d+ instead of 3, \d+")
+    expect(tmp_path / "rows", way, map, rf"{ROWS_OF_BLOCK} .block .* is number 5, generation \d+ instead of 3, \d+")
 
 
 @each_way
@@ -107,7 +107,7 @@ def test_a_stale_block(tmp_path: Path, way: Any) -> None:
         content[at(newer, BLOCK)] = content[at(map, BLOCK)]
 
     damage(tmp_path / "rows", go_back)
-    expect(tmp_path / "rows", way, newer, f"{ROWS_OF_BLOCK} .block .* is number 3, generation \d+ instead of 3, \d+")
+    expect(tmp_path / "rows", way, newer, rf"{ROWS_OF_BLOCK} .block .* is number 3, generation \d+ instead of 3, \d+")
 
 
 @each_way
