@@ -353,7 +353,7 @@ class SsdStore(nn.Module):
             self._put(rows_V, fields)
 
     def show(self, saved: Saved) -> bool:
-        """Have the rows of a checkpoint where they lie. They are only read, and another process may train with the file.
+        """Have the rows of a checkpoint where they lie, to be read. Another process may train with the file.
 
         Returns whether all newer rows found frames. If not, nothing was done.
 
@@ -400,10 +400,8 @@ class SsdStore(nn.Module):
             return torch.where(is_in_V, slots_V, -1)
         if place == 1:
             taken = min(len(rows_V), self.spare.free)
-            ages_V = (
-                ages_V[:taken] if len(ages_V) else torch.zeros(taken, dtype=torch.int32)
-            )  # rows that waited have none
-            frames_V[:taken] = self._stand_by(rows_V[:taken], -ages_V)
+            is_aged = len(ages_V) > 0  # rows that waited have no age
+            frames_V[:taken] = self._stand_by(rows_V[:taken], -ages_V[:taken] if is_aged else 0)
         return frames_V
 
     def keep_only(self, steps: Container[int], step: int) -> None:
