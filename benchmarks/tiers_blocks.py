@@ -23,7 +23,6 @@ from sparrow.kernels.formats import Field
 
 FIELDS = {"values": Field(width=16, across="cut"), "state": Field(), "bit": Field(dtype=torch.uint8)}  # 69 bytes
 DEPTH, BATCH = 16, 4096  # reads at a time of the bare loop; rows of a fetch, of which two are under way
-QUEUE = 64 << 20
 
 
 @functools.cache

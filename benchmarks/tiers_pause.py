@@ -114,8 +114,8 @@ def run(folder: Path, quick: bool) -> None:
     low, middle, high = statistics.quantiles([own / other for own, other in taken], n=4)
     of_medians = statistics.median(own for own, _ in taken) / statistics.median(other for _, other in taken)
     each = [statistics.median(side) for side in zip(*taken, strict=True)]
-    print(f"{size / 1e6:,.0f} MB: pause {each[0]:.3f} s, a plain write {each[1]:.3f} s (medians of {turns} turns; the faster of")
-    print("writes with the page cache and past it)")
+    told = f"pause {each[0]:.3f} s, a plain write {each[1]:.3f} s, with the page cache or past it, whichever was faster"
+    print(f"{size / 1e6:,.0f} MB: {told} (medians of {turns} turns)")
     print(
         f"ratio of turns {middle:.2f} ({low:.2f} to {high:.2f}), of medians {of_medians:.2f}; "
         f"load {os.getloadavg()[0]:.1f}"

@@ -243,7 +243,7 @@ def work(side: Side, folder: Path, rows: int, count: int, rates: Sequence[float]
     of_threads = {threads: served(scorer, part, threads) for threads, part in split(asked, side.threads)}
     told.threads, told.closed = max(of_threads.items(), key=lambda item: item[1].per_s)
     for per_s in rates or [share * told.closed.per_s for share in SHARES]:
-        told.opened[per_s] = served(scorer, requests(count, rows, int(per_s)), max(told.threads, 2), per_s)
+        told.opened[per_s] = served(scorer, requests(count, rows, int(per_s)), told.threads, per_s)
     if cached:
         now, answered = cached.counters, count * (1 + len(told.opened))
         hits, misses, reads = (now[what] - before[what] for what in ("hits", "misses", "reads"))

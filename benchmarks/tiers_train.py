@@ -220,8 +220,8 @@ class Disk:
     def under(self, side: Side) -> SsdStore:
         """Let a side go on with this file, with rows in all frames if its case says so.
 
-        They are those that the policy would have there after a long run, see `_lately_used`. They are brought in while the
-    table has no file. So they are computed, and 1e8 blocks need not be read.
+        They are those that LRU would have there after a long run, see `_lately_used`. They are brought in while the
+        table has no file. So they are computed, and 1e8 blocks need not be read.
         """
         (store,) = side.stores
         draw = Zipf(side.case.rows, side.case.skew, 0)

@@ -2,7 +2,8 @@
 
 For every table the time of a batch is predicted for memory and for frames of many sizes, from its miss-ratio curve and
 from what the disk does. Of each table one of these is chosen, so that all fit into memory and the times have the least
-sum (MTrainS, arXiv 2305.01515, section 5).
+sum. MTrainS (arXiv 2305.01515, section 5) places tables by bandwidth and capacity too; it has the slowest tier as fast
+as possible.
 """
 
 from __future__ import annotations

@@ -258,24 +258,27 @@ class RowRecords(nn.Module):
         else:
             yield from self.chunks(max_bytes)
 
-    def go_on(self, saved: Saved, kept: Callable[[Path], Mapping[int, BlockMap]]) -> bool:
+    def go_on(self, saved: Saved, kept: Callable[[Path], Mapping[int, BlockMap]], learns: bool = True) -> bool:
         """Go on with the file of a checkpoint's blocks, if it can become that of these rows. Returns whether it did.
 
-        So it can if it lies where their own would, and if rows that are nowhere begin alike.
+        So it can if rows that are nowhere begin alike, and if they will not learn or it lies where their own would.
 
         Args:
             saved: what the checkpoint has.
             kept: the file -> all maps of it that are to stay whole, by step.
+            learns: whether rows are to change. If not, the file is only read.
 
         Raises:
             UserError: when the file is missing, cut, another one or in use.
         """
         store, mine, its = ssd_of(self.store), self.component, saved.component
-        if not (store and store.has_name and store.folder == saved.path.parent):
+        if store is None or (learns and not (store.has_name and store.folder == saved.path.parent)):
             return False
         begins = [(of.name, of.fields, of.format, of.init_scale, of.init_mean) for of in (mine, its)]
         if begins[0] != begins[1] or (self.seed, *self.place[1:]) != (saved.seed, saved.rows, saved.columns):
             return False
+        if not learns:
+            return store.show(saved)
         store.go_on(saved, kept(saved.path))
         return True
 

@@ -141,8 +141,13 @@ def scoring(model: Any, run: Run, schema: Schema) -> Callable[[Batch], torch.Ten
     return score
 
 
-def load_weights(model: nn.Module, saved: Checkpoint) -> None:
+def load_weights(model: nn.Module, saved: Checkpoint, learns: bool = True) -> None:
     """Load dense weights and table rows from a checkpoint.
+
+    Args:
+        model: whose they become.
+        saved: the checkpoint.
+        learns: whether they are to change. If not, rows on an SSD are read where the run has them.
 
     Raises:
         UserError: when the checkpoint is damaged or incomplete.
@@ -152,7 +157,7 @@ def load_weights(model: nn.Module, saved: Checkpoint) -> None:
     missing = {record.name: record.rows * record.dim for record in records}
     for part in saved.on_ssd():
         for record in records:
-            if record.go_on(part, saved.maps_beside):
+            if record.go_on(part, saved.maps_beside, learns):
                 del missing[record.name]
     left = [record for record in records if record.name in missing]
     for chunk in saved.chunks([record.place for record in left]):

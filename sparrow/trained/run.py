@@ -189,7 +189,7 @@ class Run:
     torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to begin with
     what it learnt, see `warm_start`. calibrate: what scores pass through last, fitted to the valid part with the best
     checkpoint, so that they are right on average: "logistic" or "isotonic". ssd: a folder on an SSD, for the rows of
-    tables whose `tables.tier` is "ssd". They are there while the process runs.
+    tables whose `tables.tier` is "ssd".
     """
 
     run_dir: str

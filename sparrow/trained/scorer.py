@@ -156,7 +156,7 @@ def restore(
     if calibrated:
         calibrators, log = load_of_step(run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrate)
     model = build(run, schema)
-    load_weights(model, saved)
+    load_weights(model, saved, learns=False)
     return Restored(
         model=model.eval(),
         run=run,

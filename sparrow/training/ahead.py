@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from sparrow.data.batches.loader import Share
 from sparrow.embeddings import EmbeddingTables
 from sparrow.trained.run import Run
 from sparrow.training.feed import Feed
@@ -33,8 +34,8 @@ class Ahead:
         self._many = ranks > 1
         self._depth = max(int(self._many), run.loop.ahead * is_on_ssd)
 
-    def __call__(self, step: int) -> None:
-        """Look at the steps after this one.
+    def __call__(self, step: int, now: Sequence[Share]) -> None:
+        """Look at the steps after this one. now: batches of this one that nobody has looked up, which come first.
 
         Ids leave from the GPU. So where they are sent, batches are copied a step before.
         """
@@ -44,7 +45,7 @@ class Ahead:
         if self._many:
             self._feed.arrive()
         if self._depth:
-            for share, tables in itertools.product(itertools.chain.from_iterable(coming), self._tables):
+            for share, tables in itertools.product([*now, *itertools.chain.from_iterable(coming)], self._tables):
                 tables.prefetch(share.batch.ids)
         if self._many and self._is_gpu:
             self._feed.peek(1)

@@ -86,20 +86,23 @@ class BlockFiles:
     def _known(self) -> tuple[str, list[str]]:
         """Returns the name of the run's folders, and those that it has on this host.
 
-        A copy of a run directory gets another name. One that was moved keeps its own.
+        A copy of a run directory gets another name, at the same path too, as within a container. One that was moved
+        keeps its own.
         """
         note, here = self._dir.path / NOTE, str(self._dir.path.resolve())
+        number = self._dir.path.stat().st_ino
         name, folders = f"{self._dir.path.resolve().name}-{secrets.token_hex(8)}", []
         try:
             found = json.loads(note.read_text(encoding="utf-8"))
-            if found["run_dir"] == here or not (Path(found["run_dir"]) / NOTE).exists():
+            is_same = found.get("inode", number) == number
+            if is_same if found["run_dir"] == here else not (Path(found["run_dir"]) / NOTE).exists():
                 name, folders = str(found["name"]), [str(folder) for folder in found["folders"]]
         except (OSError, ValueError, KeyError, TypeError):
             pass  # there is none, or it cannot be read
         mine = [] if self._ssd is None else [str(Path(self._ssd).resolve() / name)]
         folders = list(dict.fromkeys(folders + mine))
         if folders:
-            write_text(note, json.dumps({"run_dir": here, "name": name, "folders": folders}))
+            write_text(note, json.dumps({"run_dir": here, "inode": number, "name": name, "folders": folders}))
         return name, folders
 
     def _clean(self) -> None:

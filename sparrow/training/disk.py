@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,20 +20,24 @@ from sparrow.trained.run import Run
 
 NOTE = ".ssd.json"  # in a run's directory: where it has files of blocks
 SAVED_ROW = 28  # bytes for each frame, see `SsdStore.save`
+SAVED_BLOCK = 24  # bytes for each block: its place and generation, as they are and twice on their way to a file
+KEPT_BLOCK = 4  # bytes for each block of a checkpoint that is there
 SPARE_BLOCKS = 1.1  # a block is written elsewhere before its old place is free
 
 
-def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> None:
+def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hosts: int = 1) -> None:
     """Check that the rows of tables on an SSD find room, and their checkpoints beside the others.
 
-    Blocks that nobody learnt from are never written. Checkpoints share blocks. At worst they share none. What the run
-    has already, if it goes on or is overwritten, counts as free.
-    A checkpoint in the run directory has a map of them, and the rows in frames; of tables in memory it has all rows.
+    Blocks that nobody learnt from are never written. Checkpoints share the blocks that did not change between them. The
+    best one may be so old that it shares none. What the run has already, if it goes on or is overwritten, counts as
+    free. A checkpoint in the run directory has a map of them, and the rows in frames; of tables in memory it has all
+    rows.
 
     Args:
         run: its settings.
         components: of all tables.
         dataset: the prepared log.
+        hosts: among how many the rows are divided.
 
     Raises:
         UserError: names the disk, what it lacks and the remedy.
@@ -45,9 +50,15 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> 
         why = "checkpoints with all rows of tables on an SSD are not written in the background"
         raise UserError(f"checkpoint.background: {why}; leave it out, or checkpoint.whole")
     batch = dataset.first(min(256, run.data.batch_size))
-    used = batch.ids.values_N.numel() / max(batch.batch_size, 1) * dataset.rows("train")
+    ids = batch.ids.values_N.numel() / max(batch.batch_size, 1)
+    epoch = math.ceil(dataset.rows("train") / run.data.batch_size)
+    steps = run.loop.max_steps or epoch * run.loop.epochs
+    between = min(run.checkpoint.every or steps, steps) * run.loop.accumulate * run.data.batch_size
     kept = run.checkpoint.keep + 2 + background  # the best too, and the one that is written
-    blocks = (1 if whole else 1 + kept) * sum(_bytes_blocks(component, used) for component in on_ssd)
+    blocks = sum(_bytes_blocks(component, ids * dataset.rows("train") / hosts, hosts) for component in on_ssd)
+    if not whole:
+        changed = sum(_bytes_blocks(component, ids * between / hosts, hosts) for component in on_ssd)
+        blocks += min(blocks, changed) * (kept - 1) + blocks
     kept *= sum(_bytes_saved(component, whole) for component in components)
     remedy = "lower checkpoint.keep, or name another folder with --ssd"
     place, ssd = Path(run.run_dir), Path(run.ssd)
@@ -64,12 +75,18 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> 
 def bytes_saving(component: Component) -> int:
     """Returns the bytes of memory that a checkpoint of a component takes while it is written, if it is on an SSD.
 
-    They are the numbers, ages and places of rows in frames, and pieces of the rows.
+    They are the numbers, ages and places of rows in frames, pieces of the rows, and the map as it is and as a file.
     """
     if not component.tier.is_on:
         return 0
     frames = sum(component.tier_frames(component.rows))
-    return SAVED_ROW * frames + min(PIECE + pieces.BUFFERS * pieces.PIECE, frames * component.bytes_row)
+    pieces_rows = min(PIECE + pieces.BUFFERS * pieces.PIECE, frames * component.bytes_row)
+    return SAVED_ROW * frames + pieces_rows + SAVED_BLOCK * _layout(component).blocks
+
+
+def bytes_kept(component: Component, keep: int) -> int:
+    """Returns the bytes of memory that say which blocks are of checkpoints. keep: see `Checkpoints`."""
+    return KEPT_BLOCK * (keep + 1) * _layout(component).blocks if component.tier.is_on else 0
 
 
 def folders_of(run_dir: Path) -> list[Path]:
@@ -79,10 +96,14 @@ def folders_of(run_dir: Path) -> list[Path]:
     return []
 
 
-def _bytes_blocks(component: Component, used: float) -> int:
-    """Returns the bytes of the blocks of a component of which rows may learn. used: lookups of the training part."""
-    layout = Layout(fields=component.fields, rows=component.rows)
-    return int(SPARE_BLOCKS * layout.block * min(layout.blocks, used))
+def _layout(component: Component) -> Layout:
+    return Layout(fields=component.fields, rows=component.rows)
+
+
+def _bytes_blocks(component: Component, used: float, hosts: int) -> int:
+    """Returns the bytes of the blocks of a component's rows on a host of which some may learn. used: its lookups."""
+    layout = _layout(component)
+    return int(SPARE_BLOCKS * layout.block * min(layout.blocks / hosts, used))
 
 
 def _bytes_saved(component: Component, whole: bool) -> int:
@@ -90,9 +111,8 @@ def _bytes_saved(component: Component, whole: bool) -> int:
     above = component.frames(component.rows) * component.frame_bytes(component.dim) if component.cache.is_on else 0
     if whole or not component.tier.is_on:
         return above + component.rows * component.bytes_row
-    layout = Layout(fields=component.fields, rows=component.rows)
     newer = sum(component.tier_frames(component.rows)) * (8 + component.bytes_row)
-    return above + 8 * layout.blocks + newer + component.tier_queue(component.rows)
+    return above + 8 * _layout(component).blocks + newer + component.tier_queue(component.rows)
 
 
 def _allocated(path: Path) -> int:

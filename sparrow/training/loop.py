@@ -275,7 +275,9 @@ class Trainer:
 
     def _train_step(self, micro: list[Share]) -> None:
         self._set_lr()
-        done = self.take_step(micro, (self.asked is not None, self.saver.waits), lambda: self.ahead(self.step))
+        done = self.take_step(
+            micro, (self.asked is not None, self.saver.waits), lambda: self.ahead(self.step, micro[-1:])
+        )
         stops, waiting = done.flags
         if stops:
             self.stop = self.asked or "a signal to another rank"

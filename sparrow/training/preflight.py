@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from sparrow.core.cores import cores
 from sparrow.core.memory import available_bytes, gb, let_go, resident_bytes
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, LogTable, Numbering, TableChoices, TableSpec, stored_in, unallocated
+from sparrow.embeddings.spec import Tier
 from sparrow.embeddings.tiers.folded import FoldedStore
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
@@ -32,7 +33,7 @@ from sparrow.sharding.tiering import USUAL
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
-from sparrow.training.disk import bytes_saving, check_disks
+from sparrow.training.disk import bytes_kept, bytes_saving, check_disks
 from sparrow.training.dropout import default_shares
 from sparrow.training.reuse import speed_on_ssd
 
@@ -107,6 +108,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     valid = (12 + 8 * len(dataset.schema.labels)) * dataset.rows("valid") // ranks
     loader = dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), ranks=ranks).bytes_ahead()
     saving = weights + state + max(map(bytes_saving, components), default=0)  # one table after the other
+    saving += sum(bytes_kept(component, run.checkpoint.keep) for component in components)
     here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": saving}
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))
     flop = 6.0 * weights / 4 * run.data.batch_size / ranks
@@ -160,7 +162,7 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     """
     if run.ssd is not None:
         specs, _ = _sizes(run, dataset.schema)
-        check_disks(run, [component for spec in specs for component in spec.components], dataset)
+        check_disks(run, [component for spec in specs for component in spec.components], dataset, ranks // per_host)
     needs = estimate(run, dataset, ranks, per_host)
     if _fits(needs, run, per_host):
         return needs
@@ -213,10 +215,24 @@ def resolved(
         say(line)
     tiers = tiers_of(run.sharding.plan, list(rows))
     run = dataclasses.replace(run, tables=run.tables.placed(tiers, rows))
+    for line in _without_effect(run, rows):
+        say(line)
     run = run.resolved(dataset.rows("train"), schema.split.by == "time")
     if run.data.id_dropout is None:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, id_dropout=default_shares(dataset)))
     return dataclasses.replace(run, tables=_with_sizes(run, dataset, before, say))
+
+
+def _without_effect(run: Run, rows: Mapping[str, int]) -> Iterator[str]:
+    """Yields a line for each setting of tables on an SSD that does nothing in this run. rows: of each table."""
+    tiers = [run.tables.of(name, count).tier for name, count in rows.items()]
+    is_on = any(tier.is_on for tier in tiers)
+    if run.ssd is not None and not is_on:
+        yield "ssd: no table is on it; name some with --tables.tier.name ssd, or with a plan of `sparrow plan`"
+    if not is_on and any(tier != Tier() for tier in tiers):
+        yield "tables.tier: it says nothing while tables are in memory; --tables.tier.name ssd puts them on --ssd"
+    if is_on and run.compile:
+        yield "loop.ahead: rows on an SSD are not read ahead with --compile"
 
 
 def _with_sizes(

@@ -75,10 +75,10 @@ class Step:
         Args:
             micro: this rank's shares of the step's batches.
             flags: whether this rank was asked to stop, and whether its checkpoint waits for the others'.
-            ahead: looks at the next step's batches. On many ranks it is called before the last forward, so that ids
-                leave early, else when a GPU has its work.
+            ahead: looks at the next step's batches. It is called before the last forward, so that ids leave early and
+                reads of an SSD have all of the step, but where a GPU is to have its work first.
         """
-        alone = self.ranks.world.size == 1
+        is_late = self.ranks.world.size == 1 and self.device.type != "cpu"
         own_masses = [share.batch.mass for share in micro]
         total = sum(share.mass for share in micro) or 1.0  # weights may all be 0
         scores = []
@@ -86,7 +86,7 @@ class Step:
         spoilt = []
         for share, own in zip(micro, own_masses, strict=True):
             is_last = share is micro[-1]
-            if is_last and not alone:
+            if is_last and not is_late:
                 ahead()
             # between forward and backward nobody waits, neither for a device nor for what other ranks found
             with nullcontext() if is_last else self.ranks.apart():
@@ -99,7 +99,7 @@ class Step:
                 # those of the next step's first batch for them
                 with self.part("backward"):
                     (loss * (own / total)).backward()  # together: the mean over all of the step's examples
-        if alone:
+        if is_late:
             ahead()
         with self.part("guard and clip"):
             squared = [self._squared_norm()] if self._needs_norm else []

@@ -36,8 +36,8 @@ def test_rows_of_coming_steps_are_asked_for_once_and_in_order(
     look = Ahead(run, feed, [tables], ranks, 6)
     taken = []
     for step in range(6):
-        taken += [share.batch.ids for share in feed.take()]
-        look(step)
+        taken += (shares := feed.take())
+        look(step, shares[-1:])
         depth = max(ahead * (tier == "ssd"), ranks - 1)
-        assert len(asked) == 2 * (min(depth, 5 - step) + step if depth else 0)
-    assert [id(ids) for ids in asked] == [id(ids) for ids in taken[2:]][: len(asked)]
+        assert len(asked) == (1 + 2 * (min(depth, 5 - step) + step) if depth else 0)
+    assert [id(ids) for ids in asked] == [id(share.batch.ids) for share in taken[1:]][: len(asked)]

@@ -22,10 +22,11 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.checkpoint import blocks, pieces, store
 from sparrow.core import UserError
-from sparrow.embeddings.tiers import SsdStore, ssd
+from sparrow.embeddings.tiers import SsdStore, spare, ssd
 from sparrow.embeddings.tiers import saved as of_saved
 from sparrow.kernels.block_io import Blocks
 from sparrow.serving.export import export
+from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import restore
 from sparrow.training import blocks as of_run
 from sparrow.training.loop import Trainer
@@ -239,8 +240,9 @@ def test_files_that_are_damaged(
     with pytest.raises(UserError, match=told) as error:
         list(last(tmp_path).chunks())
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=told):
-        restore(tmp_path / "run", which="last")
+    with pytest.raises(UserError, match=told):  # at the latest when rows are read
+        for tables in tables_of(restore(tmp_path / "run", which="last").model):
+            list(tables.chunks())
     with pytest.raises(UserError, match=told):
         trainer(wide, tmp_path, resume=True).fit()
     if "delete the" in told:  # so it goes on from the one before
@@ -248,6 +250,47 @@ def test_files_that_are_damaged(
         trainer(wide, tmp_path, resume=True, loop__max_steps=25).fit()
         check(tmp_path, in_memory)
         assert last(tmp_path).step == 25
+
+
+@pytest.mark.parametrize("find_frames", [True, False])
+def test_who_does_not_train_reads_rows_where_they_lie(
+    wide: Path, tmp_path: Path, find_frames: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written, unless newer rows find no frames; then there is a file that goes away. Scores are those."""
+    trainer(wide, tmp_path, loop__max_steps=25).fit()
+    if not find_frames:
+        monkeypatch.setattr(spare.Spare, "free", 0)
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    found = {which: restore(tmp_path / "run", which=which) for which in ("last", "best")}
+    for which, restored in found.items():
+        records = [r for tables in tables_of(restored.model) for r in tables.all_records()]
+        stores = [record.store for record in records if isinstance(record.store, SsdStore)]
+        assert len(stores) == 5
+        written = sum(store.counters["blocks_written"] for store in stores)
+        assert (written == 0) == find_frames
+        saved = checkpoint.load(tmp_path / "run" / "checkpoints", restored.step)
+        place = [(r.component.name, (0, r.rows), (0, r.dim)) for r in records]
+        want = {(c.table, c.rows): c for c in saved.chunks(place)}
+        for record in records:
+            for chunk in record.chunks(1 << 30):
+                assert chunk.fields.keys() == want[chunk.table, chunk.rows].fields.keys()
+                for name, of in chunk.fields.items():
+                    assert torch.equal(of, want[chunk.table, chunk.rows].fields[name]), (which, name)
+    assert {path: path.read_bytes() for path in files(tmp_path)} == before
+
+
+def test_a_copy_at_the_same_path_has_files_of_its_own(wide: Path, tmp_path: Path) -> None:
+    """As in a container, where it may see the folder of the first. A run that was moved keeps its own."""
+    trainer(wide, tmp_path, loop__max_steps=5).fit()
+    before = files(tmp_path)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "moved").rename(tmp_path / "run")
+    trainer(wide, tmp_path, resume=True, loop__max_steps=10).fit()
+    assert files(tmp_path) == before
+    (tmp_path / "run").rename(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "run")
+    trainer(wide, tmp_path, resume=True, loop__max_steps=15).fit()
+    assert before < files(tmp_path) and not before & {Path(path) for path in last(tmp_path).block_files}
 
 
 def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ First = Callable[[Tensor], dict[str, Tensor]]
 
 
 WINDOW, PIECE = 128 << 20, 16 << 20  # bytes
+PASSES = 16  # at most, through the newer rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +76,8 @@ class Saved:
 class SavedStore(nn.Module):
     """Reads the rows of a checkpoint in their order. Only pieces of them are ever in memory.
 
-    The newer rows are in another order. So those of `WINDOW` bytes are read at a time, in one pass through all.
+    The newer rows are in another order. So those of `WINDOW` bytes, or of a share of all, are read at a
+    time, in one pass through all.
 
     Args:
         saved: what the checkpoint has.
@@ -114,7 +116,8 @@ class SavedStore(nn.Module):
         """Returns all fields of some of the newer rows, counted in their order."""
         if not self._newer or low < self._window.start or high > self._window.stop:
             self._newer.clear()
-            count = max(high - low, WINDOW // self._blocks.layout.record_bytes)
+            size = max(WINDOW, len(self._rows_U) * self._blocks.layout.record_bytes // PASSES)
+            count = max(high - low, size // self._blocks.layout.record_bytes)
             self._window = range(low, min(low + count, len(self._rows_U)))
             self._newer = self._gathered(self._order_U[self._window.start : self._window.stop])
         place = slice(low - self._window.start, high - self._window.start)

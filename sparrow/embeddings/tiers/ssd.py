@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import UserError
+from sparrow.core.files import sync
 from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers.saved import First, Saved, put_into
@@ -69,7 +70,7 @@ class SsdStore(nn.Module):
         self.rows = rows
         self.dim = dim
         self.window = folder.window
-        self.settled = 0  # the last batch so that it and all before it have learnt; of before checkpoints alone
+        self.settled = 0  # the last batch so that it and all before it have learnt; for `save` alone
         self.first: First | None = None  # whoever made the store says it
         self._fields = component.fields_of(dim)
         count, spare = component.tier_frames(rows)
@@ -85,8 +86,8 @@ class SsdStore(nn.Module):
         self.folder, self.has_name = folder.path, False
         self._layout = Layout(fields=self._fields, rows=rows)
         self._opened: Blocks | None = None
-        self._maps: list[BlockMap] = []  # kept for a checkpoint that is being written
-        self._kept: dict[int, BlockMap] = {}  # and for those that are, by step
+        self._maps: list[Tensor] = []  # places that are kept for a checkpoint that is being written
+        self._kept: dict[int, Tensor] = {}  # and for those that are, by step
         self._readings: deque[_Reading] = deque()
         self._evictable = 0  # the last batch whose rows may leave
         self._borrowed: dict[str, Tensor] = {}  # rows that a lookup without learning has read
@@ -147,12 +148,12 @@ class SsdStore(nn.Module):
     def _begin(self, rows_U: Tensor, batch: int) -> None:
         evictable = self._evictable
         self.arrive(evictable)  # of a batch that was given up
-        self._put(*self.spare.leaving(evictable))
+        self._evict(*self.spare.leaving(evictable))
         is_spare_U = self.spare.use(rows_U, batch)
         rows_V = rows_U[~is_spare_U]
         moves = row_cache.admit(self.frames, rows_V, batch, evictable)
         leaves_L = moves.old_L >= 0
-        self._put(moves.old_L[leaves_L], moves.frames_L[leaves_L])
+        self._evict(moves.old_L[leaves_L], moves.frames_L[leaves_L])
         self._read_into(moves.rows_L, moves.frames_L, batch)
         rest_V = rows_V[moves.slots_N >= self.ways]
         self.used += len(rows_U)
@@ -225,7 +226,7 @@ class SsdStore(nn.Module):
         self._borrowed = self._empty(len(out_V))
         slots_U[out_V] = len(self._held["touched"]) + torch.arange(len(out_V))
         yield slots_U
-        self._blocks.put(self._borrowers, self._borrowed)
+        self._put(self._borrowers, self._borrowed)
         self._borrowed = {}
 
     # -- rows by number -------------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ class SsdStore(nn.Module):
             puts_U[asks_U] = ~_equal(old, same)
         if puts_U.any():
             kinds = {name: field.dtype for name, field in self._fields.items()}
-            self._blocks.put(rows_U[puts_U], {name: of[puts_U].to(kinds[name]) for name, of in new.items()})
+            self._put(rows_U[puts_U], {name: of[puts_U].to(kinds[name]) for name, of in new.items()})
 
     @property
     def counters(self) -> dict[str, int]:
@@ -305,7 +306,7 @@ class SsdStore(nn.Module):
         """
         self.arrive()
         map, rows_Q, fields_Q = self._blocks.snapshot()
-        self._maps.append(map)
+        self._maps.append(map.places_K)
         waiting_W = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
         fields_W = {name: of[waiting_W] for name, of in fields_Q.items()}
         rows_C, stamps_C, frames_C = self.frames.tags_F, self.get_buffer("stamp"), None
@@ -347,17 +348,44 @@ class SsdStore(nn.Module):
         self._opened = self._open(saved.path, saved.map)
         for step, map in kept.items():
             self._opened.keep(map)
-            self._kept[step] = map
+            self._kept[step] = map.places_K
+        for rows_V, fields in self._put_in_frames(saved):
+            self._put(rows_V, fields)
+
+    def show(self, saved: Saved) -> bool:
+        """Have the rows of a checkpoint where they lie, to be read. Another process may train with the file.
+
+        Returns whether all newer rows found frames. If not, nothing was done.
+
+        Args:
+            saved: see `go_on`.
+
+        Raises:
+            UserError: when the file is missing, cut or another one.
+        """
+        assert self._opened is None
+        if any(len(rows_V) for rows_V, _ in self._put_in_frames(saved, also_waiting=True)):
+            self.get_buffer("tag").fill_(-1)
+            self.spare = Spare(first=self.ways, frames=self.spare.free + len(self.spare.rows_H))
+            return False
+        self._opened = self._open(saved.path, saved.map, is_written=False)
+        return True
+
+    def _put_in_frames(self, saved: Saved, also_waiting: bool = False) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Gives frames to the newer rows of a checkpoint. Yields those that find none, in pieces.
+
+        also_waiting: whether rows that waited to be written take frames that stand by.
+        """
         bounds = [0, saved.cached, len(saved.ages_H), len(saved.rows_U)]
         for place, (begin, end) in enumerate(itertools.pairwise(bounds)):
             for first in range(begin, end, PIECE):
                 last = min(first + PIECE, end)
                 rows_V, ages_V = saved.rows_U[first:last].long(), saved.ages_H[first:last]
                 fields = saved.fields(first, last)
-                frames_V = self._given(rows_V, ages_V, place)
+                frames_V = self._given(rows_V, ages_V, 1 if also_waiting and place else place)
                 fits_V = frames_V >= 0
                 put_into(self._held, frames_V[fits_V], {name: of[fits_V] for name, of in fields.items()})
-                self._blocks.put(rows_V[~fits_V], {name: of[~fits_V] for name, of in fields.items()})
+                yield rows_V[~fits_V], {name: of[~fits_V] for name, of in fields.items()}
 
     def _given(self, rows_V: Tensor, ages_V: Tensor, place: int) -> Tensor:
         """Returns frames for rows of a checkpoint, -1 where there are none.
@@ -372,7 +400,8 @@ class SsdStore(nn.Module):
             return torch.where(is_in_V, slots_V, -1)
         if place == 1:
             taken = min(len(rows_V), self.spare.free)
-            frames_V[:taken] = self._stand_by(rows_V[:taken], -ages_V[:taken])
+            is_aged = len(ages_V) > 0  # rows that waited have no age
+            frames_V[:taken] = self._stand_by(rows_V[:taken], -ages_V[:taken] if is_aged else 0)
         return frames_V
 
     def keep_only(self, steps: Container[int], step: int) -> None:
@@ -384,8 +413,8 @@ class SsdStore(nn.Module):
         """
         written, self._maps = self._maps, []
         doomed = [self._kept.pop(of) for of in list(self._kept) if of not in steps or (written and of == step)]
-        for map in (*written[:-1], *doomed):
-            self._blocks.drop(map)
+        for places_K in (*written[:-1], *doomed):
+            self._blocks.drop(places_K)
         if written:
             self._kept[step] = written[-1]
 
@@ -401,9 +430,9 @@ class SsdStore(nn.Module):
                 os.unlink(path)
         return self._opened
 
-    def _open(self, path: Path, map: BlockMap | None) -> Blocks:
-        queue = self.component.tier_queue(self.rows)
-        return Blocks(path, self._layout, table=self.component.name, map=map, bytes_queue=queue)
+    def _open(self, path: Path, map: BlockMap | None, is_written: bool = True) -> Blocks:
+        queue, table = self.component.tier_queue(self.rows), self.component.name
+        return Blocks(path, self._layout, table=table, map=map, bytes_queue=queue, is_written=is_written)
 
     def _empty(self, rows: int) -> dict[str, Tensor]:
         device = self._held["touched"].device
@@ -432,10 +461,17 @@ class SsdStore(nn.Module):
         self.get_buffer("tag")[frames_U] = rows_U.int()
         return frames_U
 
-    def _put(self, rows_U: Tensor, frames_U: Tensor) -> None:
+    def _evict(self, rows_U: Tensor, frames_U: Tensor) -> None:
         if len(rows_U):
             self.left += len(rows_U)
-            self._blocks.put(rows_U, {name: of[frames_U] for name, of in self._held.items()})
+            self._put(rows_U, {name: of[frames_U] for name, of in self._held.items()})
+
+    def _put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
+        """Have rows written, as many at a time as the queue holds: it would keep memory for more."""
+        step = max(1, self.component.tier_queue(self.rows) // self._layout.record_bytes)
+        for first in range(0, len(rows_U), step):
+            part = slice(first, first + step)
+            self._blocks.put(rows_U[part], {name: of[part] for name, of in fields.items()})
 
     def _read_into(self, rows_U: Tensor, frames_U: Tensor, batch: int) -> None:
         if len(rows_U):
@@ -468,6 +504,7 @@ def made_folder(path: Path) -> Path:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
+        sync(path.parent)  # a file that is on the disk needs its folder there
     except OSError as error:
         remedy = "name another folder with --ssd"
         raise UserError(f"ssd: cannot make {path} ({error.strerror or error}); {remedy}") from None

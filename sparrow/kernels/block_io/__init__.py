@@ -165,9 +165,9 @@ class Blocks:
         file.check(self.file, map)
         self._store.keep(map)
 
-    def drop(self, map: BlockMap) -> None:
-        """Take back one `keep` of the same map."""
-        self._store.drop(map)
+    def drop(self, places_K: Tensor) -> None:
+        """Take back one `keep` of the map with these places."""
+        self._store.drop(places_K)
 
     @property
     def handle(self) -> int:

@@ -45,7 +45,7 @@ class Store:
     def __init__(self, file: File, map: BlockMap | None, bytes_queue: int, way: Literal["io_uring", "threads"]) -> None:
         self._file, layout = file, file.layout
         settings = [file.fd, file.number, layout.block, layout.per_block, layout.start, layout.rows, bytes_queue]
-        settings += [os.fstat(file.fd).st_size // layout.block]
+        settings += [os.fstat(file.fd).st_size // layout.block, file.step]
         settings += [field.bytes_row for field in layout.fields.values()]
         nothing_K = torch.zeros(layout.blocks if map is None else 0, dtype=torch.int32)
         maps = (nothing_K, nothing_K) if map is None else (map.places_K, map.generations_K)
@@ -79,13 +79,13 @@ class Store:
 
     def snapshot(self) -> tuple[BlockMap, Tensor, Tensor]:
         """See `Blocks`; the records are uint8 [U, bytes]."""
-        places_K, generations_K = torch.empty(2, self._file.layout.blocks, dtype=torch.int32)
+        places_K, generations_K = (torch.empty(self._file.layout.blocks, dtype=torch.int32) for _ in range(2))
         map = BlockMap(file=self._file.number, places_K=places_K, generations_K=generations_K)
         told, rows_U, records_UB = ops.block_io_snapshot(self.handle, places_K, generations_K)
         try:
             self._raise(told)
         except UserError:
-            self.drop(map)
+            self.drop(places_K)
             raise
         return map, rows_U, records_UB
 
@@ -93,9 +93,9 @@ class Store:
         """See `Blocks`."""
         ops.block_io_use(self.handle, map.places_K, True)
 
-    def drop(self, map: BlockMap) -> None:
+    def drop(self, places_K: Tensor) -> None:
         """See `Blocks`."""
-        ops.block_io_use(self.handle, map.places_K, False)
+        ops.block_io_use(self.handle, places_K, False)
 
     @property
     def counts(self) -> Counts:

@@ -49,7 +49,7 @@ Tensor told(const Error& error) {
 // settings: as in cpp.py. Returns a handle, 0 when this way cannot run.
 int64_t block_io_open(const Tensor& settings, const Tensor& places_K, const Tensor& generations_K, bool is_ring) {
   const int64_t* const s = data<int64_t>(settings, ScalarType::Long, "settings");
-  const Shape shape{s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]};
+  const Shape shape{s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8]};
   check(shape.block <= kMostBlock, "block: at most ", kMostBlock, " bytes");
   Engine* const by = engine(is_ring);
   if (by == nullptr) return 0;
@@ -57,7 +57,7 @@ int64_t block_io_open(const Tensor& settings, const Tensor& places_K, const Tens
       by,
       is_ring,
       getpid(),
-      {shape, std::vector<int64_t>(s + 8, s + settings.numel()), data<int32_t>(places_K, ScalarType::Int, "places_K"),
+      {shape, std::vector<int64_t>(s + 9, s + settings.numel()), data<int32_t>(places_K, ScalarType::Int, "places_K"),
        data<int32_t>(generations_K, ScalarType::Int, "generations_K")}});
   {
     const std::lock_guard<std::mutex> guard(by->mutex);

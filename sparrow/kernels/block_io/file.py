@@ -20,6 +20,7 @@ from sparrow.kernels.block_io.layout import BlockMap, Layout
 MAGIC = b"sparrow blocks 1"
 HEAD = struct.Struct("<16sQQQQ")  # the magic, then the file's number, rows, bytes of a record, bytes of a block
 PATIENCE = 3.0  # seconds
+STEPS = 1 << 12  # of generations, which are below 2**31
 GOES_ON = "a run goes on from its last checkpoint with --resume"
 _warned: set[str] = set()
 
@@ -35,6 +36,8 @@ class File:
         number: see `BlockMap.file`.
         fd: the open file, which has the lock.
         is_direct: whether reads and writes pass by the page cache.
+        step: by how much a block's generation grows when it is written. It is another one each time the file is opened.
+            So what a killed process wrote is not taken for what the next one writes at the same place.
     """
 
     path: Path
@@ -43,6 +46,7 @@ class File:
     number: int
     fd: int
     is_direct: bool
+    step: int
 
     def rows_of(self, block: int) -> str:
         """The rows of a block, for messages."""
@@ -130,7 +134,8 @@ def _opened(path: Path, table: str, layout: Layout, number: int, is_written: boo
     if is_written and not _locked(fd):
         os.close(fd)
         raise UserError(f"table {table}: {path} is in use by another process; end it, or name another folder")
-    return File(path=path, table=table, layout=layout, number=number, fd=fd, is_direct=is_direct)
+    step = 1 + secrets.randbelow(STEPS)
+    return File(path=path, table=table, layout=layout, number=number, fd=fd, is_direct=is_direct, step=step)
 
 
 def remove(path: Path) -> None:

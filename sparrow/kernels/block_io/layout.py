@@ -26,7 +26,8 @@ class Layout:
     Args:
         fields: name -> field of a record.
         rows: R.
-        block: the bytes of a block, a power of two of 512 to 65,536. Devices read 4,096 at least as fast as fewer.
+        block: the bytes of a block, a power of two of 512 to 65,536. By default the least from 4,096 on that holds a
+            record: devices read 4,096 at least as fast as fewer.
 
     Raises:
         UserError: when a record does not fit in a block.
@@ -34,24 +35,22 @@ class Layout:
 
     fields: Mapping[str, Field]
     rows: int
-    block: int = 4096
+    block: int = 0
 
     def __post_init__(self) -> None:
+        enough = 1 << (self.start_of(1) + self.record_bytes - 1).bit_length()
+        if not self.block:
+            object.__setattr__(self, "block", min(max(enough, 4096), MOST))
         if not 512 <= self.block <= MOST or self.block & (self.block - 1):
             raise UserError(f"block: {self.block} bytes; give a power of two of 512 to {MOST}")
         if self.per_block < 1:
-            enough = 1 << (self.start_of(1) + self.record_bytes - 1).bit_length()
-            raise UserError(f"block: a row of {self.record_bytes} bytes does not fit in {self.block}; give {enough}")
+            remedy = f"give {enough}" if enough <= MOST else "lower the dim of its table"
+            raise UserError(f"block: a row of {self.record_bytes} bytes does not fit in {self.block}; {remedy}")
 
     @property
     def record_bytes(self) -> int:
         """The bytes of a record."""
         return sum(field.bytes_row for field in self.fields.values())
-
-    @property
-    def bytes_map(self) -> int:
-        """What the map of a store takes in memory if its file has twice the blocks of the table."""
-        return 13 * self.blocks
 
     @property
     def per_block(self) -> int:

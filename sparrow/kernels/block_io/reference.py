@@ -163,9 +163,9 @@ class Store:
         for place in map.places_K.tolist():
             self._hold(place)
 
-    def drop(self, map: BlockMap) -> None:
+    def drop(self, places_K: Tensor) -> None:
         """See `Blocks`."""
-        for place in map.places_K.tolist():
+        for place in places_K.tolist():
             self._release(place)
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class Store:
         self.steps.append(Step(run=read, reading=None))
 
     def _write(self, block: int, records: dict[int, bytes]) -> None:
-        layout, generation = self.file.layout, self.generations[block] + 1
+        layout, generation = self.file.layout, (self.generations[block] + self.file.step) & 0x7FFFFFFF
         content = bytearray(layout.block)
         content[8:16] = block.to_bytes(4, "little") + generation.to_bytes(4, "little")
         for row, record in records.items():

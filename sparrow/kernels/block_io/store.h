@@ -173,7 +173,7 @@ FOR_PROCESSORS static uint64_t mixed_sum(const uint64_t* words, uint64_t first, 
 }
 
 struct Shape {
-  int64_t fd, file, block, per_block, start, rows, bytes_queue, places;
+  int64_t fd, file, block, per_block, start, rows, bytes_queue, places, step;
 };
 
 class Store {
@@ -455,7 +455,9 @@ class Store {
       content[16 + record / 8] |= 1 << record % 8;
       memcpy(content + shape_.start + record * bytes, waiting_.bytes(node), bytes);
     }
-    const uint32_t head[2] = {op->of[i].block, ++op->of[i].generation};
+    uint32_t* const generation = &op->of[i].generation;
+    *generation = (*generation + shape_.step) & 0x7fffffff;
+    const uint32_t head[2] = {op->of[i].block, *generation};
     memcpy(content + 8, head, sizeof head);
     uint64_t* words = reinterpret_cast<uint64_t*>(content);
     words[0] = checksum(words, keys_.data(), shape_.block / 8);

@@ -112,6 +112,9 @@ def _write(
             sync(place.parent)
         except OSError as error:
             raise cannot_write(place, error) from error
+        except UserError as error:
+            remedy = "make room there, or name another folder"
+            raise UserError(f"{str(error).partition(';')[0]}; {remedy}") from None
 
 
 def _map(path: Path, layout: Layout) -> BlockMap:

@@ -247,6 +247,7 @@ def put_on_ssd(
     chosen = ssd.chosen(sizes)
     total = sum(sizes[name] for name in chosen)
     shared = {cached.place: cached for of in before for cached in of.cached.values()}
+    holders = len({id(of) for of, _, component in parts if component.name in chosen})
     made = []
     for of in tables:
         cached, decoded = {}, set()
@@ -266,7 +267,9 @@ def put_on_ssd(
                 decoded.add(number)
         if cached:
             is_kept = ssd.pooled_mb > 0
-            pooled = PooledVectors(int(ssd.pooled_mb * MB), ssd.pooled_length, ssd.any_order) if is_kept else None
+            pooled = (
+                PooledVectors(int(ssd.pooled_mb * MB / holders), ssd.pooled_length, ssd.any_order) if is_kept else None
+            )
             made.append(OnSsd(of.components, cached, pooled, decoded))
     return tuple(made)
 

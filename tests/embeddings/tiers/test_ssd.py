@@ -336,6 +336,33 @@ def test_parts_of_columns_join(tmp_path: Path) -> None:
         assert torch.equal(tensor[some], record.store.read(some)[name])
 
 
+def test_what_waits_to_be_written_is_bounded_however_much_is_written_at_once(tmp_path: Path) -> None:
+    component = Component(name="t", rows=20 * ROWS, dim=DIM, init_scale=1.0, tier=replace(SMALL, fraction=0.01))
+    with on_ssd(Folder(path=tmp_path)):
+        whole, record = RowRecords(replace(component, tier=Tier()), 1), RowRecords(component, 2)
+    for chunk in whole.chunks(1 << 30):
+        record.load_chunk(chunk)
+    assert isinstance(record.store, SsdStore)
+    _, waiting_U, _ = record.store._blocks.snapshot()
+    assert len(waiting_U) * component.bytes_row <= component.tier_queue(component.rows) < component.rows
+    assert torch.equal(record.weight, whole.weight)
+
+
+def test_rows_wider_than_a_page(tmp_path: Path) -> None:
+    """Their blocks are as large as they need."""
+    component = Component(name="t", rows=100, dim=1500, rule=RULES["adam"], init_scale=1.0, tier=SMALL)
+    with on_ssd(Folder(path=tmp_path)):
+        whole, record = RowRecords(replace(component, tier=Tier()), 1), RowRecords(component, 2)
+    for chunk in whole.chunks(1 << 30):
+        record.load_chunk(chunk)
+    assert torch.equal(record.weight, whole.weight) and stores_block(record) == 32768
+
+
+def stores_block(record: RowRecords) -> int:
+    assert isinstance(record.store, SsdStore)
+    return record.store._blocks.layout.block
+
+
 def test_a_part_begins_as_in_the_whole(tmp_path: Path) -> None:
     component = Component(name="t", rows=ROWS, dim=DIM, init_scale=0.3, init_mean=1.0, tier=SMALL)
     whole = RowRecords(replace(component, tier=Tier()), 4).weight

@@ -106,7 +106,7 @@ class Machine(RuleBasedStateMachine):
     def drop(self, which: Random) -> None:
         maps, _ = self.kept.pop(which.randrange(len(self.kept)))
         for way, store in self.stores.items():
-            store.drop(maps[way])
+            store.drop(maps[way].places_K)
 
     @precondition(lambda self: self.kept)
     @rule(which=st.randoms(use_true_random=False))
@@ -196,7 +196,7 @@ def test_places_are_used_again(tmp_path: Path, way: Any) -> None:
         map = blocks.sync()
         blocks.keep(map)
         if kept:
-            blocks.drop(kept)
+            blocks.drop(kept.places_K)
         kept = map
     assert path.stat().st_size <= (1 + 4 * LAYOUT.blocks) * 512, "the file grows although places are free"
     check(blocks, dict.fromkeys(range(ROWS), 29))
@@ -287,7 +287,7 @@ def keep_writing(folder: Path, way: Any) -> None:
             save_file(tensors, folder / "new")
             os.replace(folder / "new", folder / f"map{version:08}")
             if old:
-                blocks.drop(old)
+                blocks.drop(old.places_K)
                 for path in sorted(folder.glob("map*"))[:-1]:
                     path.unlink()
 

@@ -37,12 +37,21 @@ def test_a_row_of_16_columns_with_its_state() -> None:
         ({"block": 256}, "block: 256 bytes"),
         ({"block": 131072}, "block: 131072 bytes"),
         ({"block": 512}, "block: a row of 4096 bytes does not fit in 512; give 8192"),
-        ({}, "block: a row of 4096 bytes does not fit in 4096; give 8192"),
     ],
 )
 def test_what_is_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Layout(fields={"w": Field(width=1024, across="cut")}, rows=5, **options)
+
+
+@pytest.mark.parametrize(("width", "block"), [(16, 4096), (1019, 4096), (1020, 8192), (16000, 65536)])
+def test_a_block_is_as_large_as_a_record_needs(width: int, block: int) -> None:
+    assert Layout(fields={"w": Field(width=width, across="cut")}, rows=5).block == block
+
+
+def test_a_record_above_all_blocks_is_refused() -> None:
+    with pytest.raises(UserError, match="a row of 80000 bytes does not fit in 65536; lower the dim of its table"):
+        Layout(fields={"w": Field(width=20_000, across="cut")}, rows=5)
 
 
 def test_any_change_of_a_block_changes_its_checksum() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 from collections.abc import Callable
@@ -107,3 +108,15 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypa
     with pytest.raises(UserError, match=r"table 't' takes 0.00 GB there as blocks, and 0.00 GB are free; make room"):
         opened(tmp_path / "t", LAYOUT, "t", FIELDS, "auto")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is one of serving: nothing trains here."""
+
+    def full(self: Blocks) -> None:
+        raise self.file.failed(None, errno.ENOSPC, "write")
+
+    monkeypatch.setattr(Blocks, "sync", full)
+    with pytest.raises(UserError, match=r"No space left on device; make room there, or name another folder$"):
+        opened(tmp_path / "t", LAYOUT, "t", FIELDS, "auto")
+    assert not (tmp_path / "t").exists()
