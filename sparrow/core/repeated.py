@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from sparrow.core.arrays import Int64s
@@ -208,7 +209,9 @@ _MARKS: dict[Any, Callable[..., Any]] = {
     **{of: _moved(of) for of in (torch.flatten, torch.split, torch.unbind, torch.transpose)},
     **{of: _moved(of) for of in (Tensor.flatten, Tensor.unflatten, Tensor.split, Tensor.unbind, Tensor.transpose)},
     Tensor.__getitem__: _moved(Tensor.__getitem__),
-    **dict.fromkeys((Tensor.to, Tensor.float, Tensor.contiguous, torch.sigmoid, Tensor.sigmoid), _same),
+    **dict.fromkeys(
+        (Tensor.to, Tensor.float, Tensor.contiguous, torch.sigmoid, Tensor.sigmoid, F.silu, F.hardswish), _same
+    ),
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), _both),
 }
 """Operation -> the marks of its result. What moves columns moves their marks: it is done with a batch of one."""

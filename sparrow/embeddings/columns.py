@@ -14,6 +14,7 @@ from sparrow.core.functions import applied
 from sparrow.embeddings.spec import Feature, TableSpec
 from sparrow.kernels import Impl
 from sparrow.kernels.project import Part, project, project_backward
+from sparrow.layers.site import Site
 
 
 class Columns:
@@ -35,6 +36,7 @@ class Columns:
     ) -> None:
         self._combines = [(combines[spec.name], _dims(spec)) for spec in _distinct(spec_of) if spec.name in combines]
         self._products = bool(products)
+        self._sites = [of for combine in combines.values() for of in combine.modules() if isinstance(of, Site)]
         self._is_linear = True
         numbers = {}  # table -> the number of its first matrix
         count = 0
@@ -63,8 +65,12 @@ class Columns:
         self._moves = any(part.first != part.to or part.weight >= 0 for part in self.parts)
 
     def fits(self, multiplied: bool) -> bool:
-        """Whether this says all of a batch. multiplied: whether the vectors of products arrive multiplied."""
-        return self._is_linear and self._products == multiplied and not torch.compiler.is_compiling()
+        """Whether this says all of a batch. multiplied: whether the vectors of products arrive multiplied.
+
+        A recipe has its products one by one.
+        """
+        is_told = any(site.way is not None for site in self._sites)
+        return self._is_linear and self._products == multiplied and not is_told and not torch.compiler.is_compiling()
 
     def __call__(self, x_BE: Tensor, impl: Impl) -> Tensor:
         """Returns the tables' vectors. x_BE: those of the components. impl: see `sparrow.kernels`."""

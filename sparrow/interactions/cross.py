@@ -33,20 +33,22 @@ class CrossNet(nn.Module):
                 self.weights.append(nn.Parameter(nn.init.xavier_normal_(torch.empty(shape))))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(features)) for _ in range(layers))
         self.products = nn.ModuleList(Product() for _ in self.weights)
+        self.layers = layers
 
     def forward(self, x0: Tensor, narrow: Tensor | None = None, fold: Fold | None = None) -> Tensor:
         """Returns the last layer's output. narrow, fold: replace x0 in the first product (see `NumericEmbedding`)."""
         x0 = to_compute(x0)
         x, fold = (x0, None) if narrow is None or fold is None else (to_compute(narrow), fold)
+        biases = list(self.biases) or [self.weights[0].new_zeros(x0.shape[1])] * self.layers
         if torch.is_grad_enabled():
             first = self.weights[0] if fold is None else fold(self.weights[0])
             ways = [site.way for site in self.products]
-            out: Tensor = applied(_Cross, x0, x, ways, first, *list(self.weights)[1:], *self.biases)
+            out: Tensor = applied(_Cross, x0, x, ways, first, *list(self.weights)[1:], *biases)
             return out
-        factors = len(self.weights) // len(self.biases)
+        factors = len(self.weights) // self.layers
         sites, x0 = zip(self.products, self.weights, strict=True), plain(x0)
         y, product = x0, x
-        for bias in self.biases:
+        for bias in biases:
             for site, weight in itertools.islice(sites, factors):
                 product, fold = site((product,), weight, fold=fold), None
             y = product = dense.cross(x0, y, product, bias)

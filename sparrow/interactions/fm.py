@@ -12,6 +12,8 @@ class FactorizationMachine(nn.Module):
     The pairs cost O(F D): ((sum v)^2 - sum v^2) / 2 (Rendle 2010, Factorization Machines, lemma 3.1).
     """
 
+    is_last = True  # see `put_layers`
+
     def __init__(self, tasks: int) -> None:
         super().__init__()
         self.bias_T = nn.Parameter(torch.zeros(tasks))

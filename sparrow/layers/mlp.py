@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core.errors import require
+from sparrow.layers.activation import Activation
 from sparrow.layers.dropout import dropped
+from sparrow.layers.precision import to_compute
 from sparrow.layers.product import Fold, Product
 
 
@@ -55,6 +57,8 @@ class Head(Linear):
             random first predictions that a short run does not unlearn.
     """
 
+    is_last = True  # see `put_layers`
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True, scale: float = 1.0) -> None:
         super().__init__(in_features, out_features, bias)
         self.product = Product(high=True)
@@ -69,7 +73,7 @@ class Head(Linear):
 
 
 class MLP(nn.Module):
-    """Linear layers, each followed by a ReLU: [B, in] -> [B, sizes[-1]], or [B, in] when there are no sizes.
+    """Linear layers, each followed by an `Activation`: [B, in] -> [B, sizes[-1]], or [B, in] when there are no sizes.
 
     Args:
         in_features: columns of the input.
@@ -83,12 +87,16 @@ class MLP(nn.Module):
         require(least=0, most=0.9, **{"model.dropout": dropout})
         self.dropout = dropout
         self.layers = nn.ModuleList(Linear(i, o) for i, o in itertools.pairwise([in_features, *sizes]))
+        if sizes:
+            self.activation = Activation()
         self.out_features = sizes[-1] if sizes else in_features
 
     def forward(self, x: Tensor, fold: Fold | None = None) -> Tensor:
         """Returns the last layer's output. fold: fits the first layer's weight to x (see `NumericEmbedding.fold`)."""
         for layer in self.layers:
-            x, fold = layer.product((x,), layer.weight, layer.bias, relu=True, fold=fold), None  # type: ignore[operator]
+            is_relu = self.activation.kind == "relu"  # which the product does too
+            x = layer.product((x,), layer.weight, layer.bias, relu=is_relu, fold=fold)  # type: ignore[operator]
+            x, fold = x if is_relu else to_compute(self.activation(x)), None
             x = dropped(x, self.dropout) if self.dropout and self.training else x
         return x
 

@@ -192,22 +192,34 @@ def lacks_bf16(device: torch.device) -> bool:
     return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def native(precision: Precision, device: torch.device) -> str | None:
-    """Returns in words what a device computes of a precision by itself, and what is emulated; None of fp32."""
-    if precision.is_plain:
-        return None
+def computed(precision: Precision, device: torch.device) -> dict[str, Any]:
+    """Returns a precision, the formats that a device multiplies by itself ("native"), and those it emulates.
+
+    The latter are "emulated", by products in the types of "by". fp32 is left out.
+    """
     formats = [formats for recipe in precision.recipes for formats in recipe.passes]
     has_bf16 = not lacks_bf16(device) and MEMBERS[precision.name].between == torch.bfloat16
     names = sorted({name for pair in formats for name in pair} - {"fp32"})
     emulated = [name for name in names if name != "bf16" or not has_bf16]
-    found = [f"{name}: native" for name in names if name not in emulated]
-    if emulated:
-        narrow = [is_exact_in_bf16(pair) and has_bf16 for pair in formats if set(pair) & set(emulated)]
-        type_of = "bf16" if all(narrow) else "bf16 and fp32" if any(narrow) else "fp32"
-        found.append(f"{', '.join(emulated)}: emulated by products in {type_of}, so times say nothing about it")
+    narrow = {is_exact_in_bf16(pair) and has_bf16 for pair in formats if set(pair) & set(emulated)}
+    by = [name for name, is_narrow in (("bf16", True), ("fp32", False)) if is_narrow in narrow]
+    natively = [name for name in names if name not in emulated]
+    told = {"name": precision.name, "weights": precision.weights}
+    return {**told, "native": natively, "emulated": emulated, "by": by}
+
+
+def native(precision: Precision, device: torch.device) -> str | None:
+    """Returns what `computed` does in words; None of fp32."""
+    if precision.is_plain:
+        return None
+    found = computed(precision, device)
+    words = [f"{name}: native" for name in found["native"]]
+    if emulated := ", ".join(found["emulated"]):
+        by = " and ".join(found["by"])
+        words.append(f"{emulated}: emulated by products in {by}, so times say nothing about it")
     if lacks_bf16(device):
-        found.append("this processor has no bf16 units")
-    return "; ".join(found)
+        words.append("this processor has no bf16 units")
+    return "; ".join(words)
 
 
 def to_compute(x: Tensor) -> Tensor:

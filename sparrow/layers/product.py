@@ -63,7 +63,7 @@ class Product(Site):
             parts: x [B, in], or several matrices that are x when they stand side by side.
             weight: W [out, in].
             bias: b [out].
-            relu: whether a ReLU follows. Then there are one part and a bias.
+            relu: whether a ReLU follows. Then there is one part.
             fold: fits the weight to x (see `NumericEmbedding.fold`).
             across: whether the one part is x^T [in, B], or [in, B, D], and the result is W x^T [out, B, D]. Then there
                 is no bias.
@@ -80,6 +80,7 @@ class Product(Site):
         weights = self.weights(weight, parts, fold, how)
         how = how if how is None or trains(weight) else how.with_weight(first.dtype)
         if relu:
+            bias = weight.new_zeros(len(weight)) if bias is None else bias
             out: Tensor = applied(_ReluLinear, *parts, *weights, bias, how)
             return out
         y = bias

@@ -8,7 +8,7 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import require
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Attention, Head, Linear, require_sizes
+from sparrow.layers import MLP, Activation, Attention, Head, Linear, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -66,6 +66,7 @@ class _Attention(nn.Module):
         self.heads = heads
         self.size = width // heads
         self.attention = Attention()
+        self.activation = Activation()
         self.qkvr = Linear(inputs, 4 * width, bias=False)
         nn.init.normal_(self.qkvr.weight, std=(2 / (inputs + width)) ** 0.5)  # as four separate layers would begin
 
@@ -74,4 +75,5 @@ class _Attention(nn.Module):
         projected = self.qkvr(x_BFD.flatten(0, 1)).view(size, features, 4, self.heads, self.size).permute(2, 0, 3, 1, 4)
         query, key, value, rest = projected
         found = self.attention(query, key, value, scale=1.0) + rest
-        return found.transpose(1, 2).flatten(2).relu()
+        out: Tensor = self.activation(found.transpose(1, 2).flatten(2))
+        return out

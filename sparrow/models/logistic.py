@@ -18,6 +18,8 @@ class LogisticRegression(nn.Module):
     number moves as far as a row of 16, for which learning rates are usually chosen.
     """
 
+    is_last = True  # see `put_layers`
+
     def __init__(self, schema: Schema, tables: TableChoices) -> None:
         super().__init__()
         self.tasks = tasks(schema)

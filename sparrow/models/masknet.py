@@ -11,7 +11,7 @@ from sparrow.core import Batch
 from sparrow.core.errors import require
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Head, LayerNorm, Linear, require_sizes, to_compute
+from sparrow.layers import MLP, Activation, Head, LayerNorm, Linear, require_sizes, to_compute
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -70,16 +70,17 @@ class MaskNet(nn.Module):
         return self.head(self.deep(x))
 
 
-class _VectorNorm(nn.Module):
+class _VectorNorm(LayerNorm):
     """A layer norm of each feature's vector, with a gain and a bias of its own (equation 9): [B, features, dim]."""
 
     def __init__(self, features: int, dim: int) -> None:
-        super().__init__()
+        super().__init__(dim, elementwise_affine=False)
         self.weight = nn.Parameter(torch.ones(features, dim))
         self.bias = nn.Parameter(torch.zeros(features, dim))
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
-        return torch.addcmul(self.bias, F.layer_norm(vectors_BFD, vectors_BFD.shape[2:]), self.weight)
+        normed_BFD = F.layer_norm(vectors_BFD, vectors_BFD.shape[2:])
+        return normed_BFD * self.weight if self.bias is None else torch.addcmul(self.bias, normed_BFD, self.weight)
 
 
 class _Block(nn.Module):
@@ -91,7 +92,9 @@ class _Block(nn.Module):
         self.project = Linear(self.aggregate.out_features, inputs)
         self.hidden = Linear(inputs, config.width, bias=False)
         self.norm = LayerNorm(config.width)
+        self.activation = Activation()
 
     def forward(self, features: Tensor, x: Tensor) -> Tensor:
         mask = self.project(self.aggregate(features))
-        return self.norm(self.hidden(to_compute(x) * mask)).relu()
+        out: Tensor = self.activation(self.norm(self.hidden(to_compute(x) * mask)))
+        return out

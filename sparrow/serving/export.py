@@ -98,7 +98,7 @@ def export(
     with new_folder(out, about, whole=whole) as made:
         transforms = _without_rare(found.transforms)
         transforms.save(made)
-        settings = to_dict(_with_maps(run, made), only=("model", "tables", "precision"))
+        settings = to_dict(_with_maps(run, made), only=("model", "layers", "tables", "precision"))
         write_text(made / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`."))
         dense = {name: of.contiguous().clone() for name, of in found.model.state_dict().items()}
         (made / DENSE).write_bytes(safetensors.torch.save(dense))
@@ -176,7 +176,7 @@ def _components(model: Any) -> dict[str, tuple[Component, Addressing]]:
 
 def _settings(run: Run) -> dict[str, Any]:
     """Returns what a run and its base must share. A map of ids is known by its digest; a seed is of first values."""
-    settings = to_dict(run, only=("model", "tables", "precision"))
+    settings = to_dict(run, only=("model", "layers", "tables", "precision"))
     sizes = {table: {k: v for k, v in of.items() if k != "file"} for table, of in settings["tables"]["sizes"].items()}
     return settings | {"tables": {**settings["tables"], "sizes": sizes, "seed": None}}
 
@@ -207,7 +207,8 @@ def _served(found: Restored) -> Run:
         overrides=tuple(overrides),
         sizes=tables.sizes,
     )
-    return Run(run_dir="none", data=Data(path="none"), model=run.model, tables=choices, precision=run.precision)
+    told = Run(run_dir="none", data=Data(path="none"), tables=choices)
+    return replace(told, model=run.model, layers=run.layers, precision=run.precision)
 
 
 def _with_maps(run: Run, made: Path) -> Run:

@@ -17,7 +17,7 @@ from sparrow.core.config import Family, differences, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.embeddings import EmbeddingTables, on_ssd, rows_on, unallocated
 from sparrow.features.schema import Encoding, Schema
-from sparrow.layers import computing, put_recipes
+from sparrow.layers import computing, put_layers, put_recipes
 from sparrow.losses import probabilities
 from sparrow.models import Offset
 from sparrow.trained.run import Run
@@ -28,6 +28,7 @@ def identity(run: Run, schema: Schema) -> dict[str, Any]:
     settings = {name: value for name, value in to_dict(run.model).items() if name != "dropout" or value}  # a later one
     return {
         "model": {"name": Family("sparrow.models").name_of(run.model), **settings},
+        "layers": run.layers.changes,
         "tables": {name: _table(run, name, table) for name, table in schema.encodings.items()},
         "features": {name: schema.columns[name].table for name in schema.sparse},
         "dense columns": list(schema.numbers),
@@ -90,6 +91,7 @@ def untrained(run: Run, schema: Schema) -> nn.Module:
     """Returns the model itself, with first values drawn from the run's seed."""
     seed = run.seed if run.tables.seed is None else run.tables.seed
     model = run.model.build(schema, replace(run.tables, seed=seed))
+    put_layers(model, run.layers)
     put_recipes(model, run.precision)
     return model
 

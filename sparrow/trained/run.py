@@ -18,7 +18,7 @@ from sparrow.core.files import write_text
 from sparrow.distributed.codecs import Codec, cast
 from sparrow.embeddings import Folder, TableChoices
 from sparrow.embeddings.components import Mode
-from sparrow.layers import Precision
+from sparrow.layers import Layers, Precision
 from sparrow.layers.precision import with_recipe
 from sparrow.losses import LossConfig, bce
 from sparrow.models import ModelConfig, dcnv2
@@ -183,6 +183,7 @@ class Run:
 
     run_dir: where everything about it is written. model, dense (the optimizer of all but tables, with its lr) and loss:
     members of their families, picked by name. tables: how they are addressed, stored and trained.
+    layers: biases, norms and activations of any model.
     threads: CPU threads that share each operation of a step, 0 for a choice by its size, which is then written down,
     because sums depend on it; loading and judging have threads of their own. device: "cpu", "cuda", "cuda:1", ...
     precision: of the matrix products, by name or by a recipe file, see docs/precision.md. compile: through
@@ -195,6 +196,7 @@ class Run:
     run_dir: str
     data: Data
     model: Annotated[ModelConfig, Family("sparrow.models")] = dataclasses.field(default_factory=dcnv2.Config)
+    layers: Layers = dataclasses.field(default_factory=Layers)
     tables: TableChoices = dataclasses.field(default_factory=TableChoices)
     dense: Annotated[OptimizerConfig, Family("sparrow.optimizers")] = dataclasses.field(default_factory=adam.Config)
     loss: Annotated[LossConfig, Family("sparrow.losses")] = dataclasses.field(default_factory=bce.Config)

@@ -20,7 +20,7 @@ from sparrow.core.files import to_json, write_text
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
 from sparrow.layers import drops
-from sparrow.layers.precision import native
+from sparrow.layers.precision import computed, native
 from sparrow.metrics import evaluate_labels
 from sparrow.optimizers import FewBits
 from sparrow.sharding import summary
@@ -381,6 +381,7 @@ class Trainer:
             "labels": self.labels,
             "valid": self.last_evaluation,
             "best": self.best_evaluation,
+            "precision": computed(self.run.precision, self.device),
             "tables": self.stored.results(),
             **self.seen.results(),
         }

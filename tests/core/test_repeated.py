@@ -61,6 +61,8 @@ KEPT: dict[
     "times another": (lambda x: x * matrix(1, [[True, True, True, False, False, False]], x.users), 2),
     "times what is not known": (lambda x: x * torch.arange(42.0).view(7, 6), 0),
     "sigmoid": (lambda x: torch.sigmoid(x), 3),
+    "swish": (lambda x: F.silu(x), 3),
+    "hard-swish": (lambda x: F.hardswish(x), 3),
 }
 
 

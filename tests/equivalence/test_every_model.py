@@ -16,6 +16,7 @@ from sparrow.core import Batch
 from sparrow.core.config import Family, to_dict
 from sparrow.distributed import World
 from sparrow.features.schema import Column
+from sparrow.layers import Layers, put_layers
 from sparrow.losses import binary_cross_entropy
 from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import restore
@@ -29,6 +30,17 @@ from tests.training.test_loop import Kill, dies_at, same, tensors
 
 FAMILY = Family("sparrow.models")
 NAMES = FAMILY.names()
+OTHERS = Layers(bias=False, norm="block", activation="hard-swish")
+WITH_OTHERS = ("wukong", "masknet")  # of those that have all that the settings change
+EACH = [
+    *((config, Layers()) for config in MODELS),
+    *((config, OTHERS) for config in MODELS if FAMILY.name_of(config) in WITH_OTHERS and not config.history.lists),
+]
+
+
+def named_with(given: Any) -> str:
+    """A model, and whether its layers are others."""
+    return ("others" if given == OTHERS else "") if isinstance(given, Layers) else named(given)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +92,10 @@ def test_dedup_is_expanded(sessions: Path, config: Any) -> None:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("config", MODELS, ids=named)
-def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_path: Path, config: Any) -> None:
+@pytest.mark.parametrize(("config", "layers"), EACH, ids=named_with)
+def test_sharded_is_single(
+    ranks: Callable[[int], Pool], sessions: Path, tmp_path: Path, config: Any, layers: Layers
+) -> None:
     """With dedup between ranks; scores to 1e-5: gradients of shares of a batch are added up in another order."""
     name = FAMILY.name_of(config)
     # crosses over a transformer multiply rounding: from first rows that differ by 6e-8 of themselves it makes rows that
@@ -94,7 +108,7 @@ def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_pat
         "dense.lr": 0.01,
     }  # Adam makes steps of rounding
     rules |= {"data.dedup": "on", "sharding.plan": "table_row_wise"}
-    changes = settings(model=to_dict(config) | {"name": name}, **rules)
+    changes = settings(model=to_dict(config) | {"name": name}, layers=to_dict(layers), **rules)
     got = ranks(2).run(cases.fit, str(sessions), str(tmp_path / "run"), changes, False)
     before = torch.get_num_threads()
     want = cases.fit(World(), str(sessions), str(tmp_path / "one"), {**changes, "data.dedup": "off"}, False)
@@ -111,10 +125,11 @@ def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of torch
-@pytest.mark.parametrize("config", MODELS, ids=named)
-def test_compiled_is_eager(config: Any) -> None:
+@pytest.mark.parametrize(("config", "layers"), EACH, ids=named_with)
+def test_compiled_is_eager(config: Any, layers: Layers) -> None:
     """Logits and dense gradients to 1e-5, for two sizes of batch."""
     model, found = build(config), []
+    put_layers(model, layers)
     for tables in tables_of(model):
         tables.mode = "deferred"
     for run in (model, torch.compile(model, dynamic=True)):

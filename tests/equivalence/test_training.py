@@ -20,12 +20,13 @@ from sparrow.analysis.smaller.learned_hash import fit
 from sparrow.data.meaning.inference import infer
 from sparrow.distributed import World
 from sparrow.features.schema import Column, Encoding
-from sparrow.trained.build import tables_of
+from sparrow.trained.build import build, tables_of
 from sparrow.trained.calibrate import calibrate
 from sparrow.trained.scorer import restore
 from tests.data.grouped import SCHEMA, made
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
+from tests.runs import run_of
 
 pytestmark = pytest.mark.multi
 PLANS = ("auto", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid")
@@ -344,3 +345,30 @@ def test_calibrators_of_many_ranks_are_those_that_one_process_fits(
     path.parent.write_text("in the way")
     said = ranks(3).run(cases.commanded, [[*command, "--resume"]] * 3)
     assert f"{path.parent}: cannot be written" in said[0] and said == [said[0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("bf16-truncate", 1e-4), ("bf16", 0.02), ("mxfp8", 0.02), ("mx9", 0.02)], ids=str
+)
+def test_a_precision_of_two_ranks_is_that_of_one(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path, name: str, near: float
+) -> None:
+    """How far two ranks end from one, over how far one step went.
+
+    Shares of 256 rows hold whole blocks, so operands are rounded alike. With fp32 between products, sums have another
+    order. With bf16 each rank rounds the gradient of its share.
+    """
+    settings = {
+        **SETTINGS, "data.batch_size": 512, "dense.name": "sgd", "tables.rule.name": "sgd", "loop.max_steps": 1,
+        "precision": name,
+    }  # fmt: skip
+    got = ranks(2).run(cases.fit, str(prepared), str(tmp_path / "two"), settings, False)
+    before = torch.get_num_threads()
+    want = cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False)
+    torch.set_num_threads(before)
+    first = build(run_of(prepared, tmp_path / "none", **settings), data.open(prepared).schema).state_dict()
+    for weight, value in want["dense"].items():
+        assert torch.equal(got[0]["dense"][weight], got[1]["dense"][weight])
+        apart, went = (got[0]["dense"][weight] - value).norm(), (value - first[weight]).norm()
+        assert apart <= near * went, (weight, float(apart), float(went))
+    assert got[0]["results"]["precision"] == want["results"]["precision"]

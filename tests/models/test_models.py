@@ -243,7 +243,7 @@ def test_the_last_product_is_in_fp32(config: object) -> None:
     assert seen or isinstance(config, logistic.Config | fm.Config | blend.Config)  # which end in no product, or in many
 
 
-class _Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
     """Collects the products whose operands are not all numbers of `FORMAT`."""
 
     def __init__(self) -> None:
@@ -275,17 +275,17 @@ def test_every_product_both_ways_is_a_site(config: object) -> None:
         put_recipes(model, told)
     for train in (True, False):
         model.train(train)
-        with computing(told, torch.device("cpu")), _Watch() as watch:
+        with computing(told, torch.device("cpu")), Watch() as watch:
             loss, _ = learn(model, batch())
             loss.backward()
         assert watch.found == []
         assert (watch.seen > 0) == bool(named_sites(model))
-    with computing(told, torch.device("cpu")), _Watch() as watch, torch.no_grad():
+    with computing(told, torch.device("cpu")), Watch() as watch, torch.no_grad():
         model(batch())
     assert watch.found == []
     for site in named_sites(model).values():
         site.recipe = None
-    with computing(told, torch.device("cpu")), _Watch() as watch:
+    with computing(told, torch.device("cpu")), Watch() as watch:
         learn(model, batch())[0].backward()
     assert len(watch.found) == watch.seen  # the same products, each with an operand that was left as it is
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import signal
@@ -401,8 +402,13 @@ def test_a_run_says_what_is_native(
         monkeypatch.setattr(torch.cpu, name, lambda has=has: has)
     said: list[str] = []
     for precision in ("fp32", "bf16"):
-        run = small_run(prepared, tmp_path / precision, precision=Precision(precision))
-        Trainer(run, listener=lambda event, values: said.append(values["text"]))
+        run = small_run(prepared, tmp_path / precision, precision=Precision(precision), loop=Loop(max_steps=1))
+        Trainer(run, listener=lambda event, values: said.append(values.get("text", ""))).fit()
+        (native, other) = (["bf16"], []) if any(units) else ([], ["bf16"])
+        told = {"native": native, "emulated": other, "by": ["fp32"] if other else []}
+        told = told if precision == "bf16" else {key: [] for key in told}
+        results = json.loads((tmp_path / precision / "results.json").read_text())
+        assert results["precision"] == {"name": precision, "weights": "fp32", **told}
     emulated = "bf16: emulated by products in fp32, so times say nothing about it; this processor has no bf16 units"
     assert [text for text in said if "bf16" in text] == [f"precision: {'bf16: native' if any(units) else emulated}"]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core.errors import UserError, require
+from sparrow.embeddings.addressing._product import TableLinear
 from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
 from sparrow.embeddings.addressing.hashed import Hashed
 
@@ -71,15 +72,15 @@ class Projections(nn.Module):
 
     def __init__(self, dims: Sequence[int], dim: int) -> None:
         super().__init__()
-        made = [nn.Identity() if d == dim else nn.Linear(d, dim, bias=False) for d in dims]
+        made = [nn.Identity() if d == dim else TableLinear(d, dim) for d in dims]
         self.blocks = nn.ModuleList(made)
         for block in made:
-            if isinstance(block, nn.Linear):
+            if isinstance(block, TableLinear):
                 nn.init.xavier_uniform_(block.weight)
 
     def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
         """Returns what `Combine.parts` says."""
-        return [(0, block.weight if isinstance(block, nn.Linear) else None) for block in self.blocks]
+        return [(0, block.weight if isinstance(block, TableLinear) else None) for block in self.blocks]
 
     def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
         """Returns what `Combine` says."""

@@ -5,15 +5,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sparrow.core.errors import require
+from sparrow.embeddings.addressing._product import TableProduct
 from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
 from sparrow.kernels.expand import expand
+from sparrow.layers import Activation
 
 
 class Paths(nn.Module):
-    """An MLP D -> hidden -> D for each bucket of ids, with a ReLU between. An id's vector goes through its bucket's.
+    """An MLP D -> hidden -> D for each bucket of ids: an id's vector goes through its bucket's.
 
     Its result is added to the vector, and begins at 0: a table begins as one whose ids share the rows.
 
@@ -33,6 +34,8 @@ class Paths(nn.Module):
         self.into_KHD = nn.Parameter(torch.empty(buckets, hidden, dim).uniform_(-(dim**-0.5), dim**-0.5))
         self.bias_KH = nn.Parameter(torch.zeros(buckets, hidden))
         self.out_KDH = nn.Parameter(torch.zeros(buckets, dim, hidden))
+        self.into, self.out = TableProduct(), TableProduct()
+        self.activation = Activation()
 
     def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
         """It is not linear."""
@@ -42,11 +45,12 @@ class Paths(nn.Module):
         """Returns what `Combine` says. Ids are grouped by bucket: weights of each id, [N, D, hidden], never exist."""
         assert ids_N is not None
         bucket_N, order_N = (ids_N // self.rows).sort(stable=True)
-        counts = torch.bincount(bucket_N, minlength=len(self.bias_KH)).tolist()
+        counts = torch.bincount(bucket_N, minlength=len(self.into_KHD)).tolist()
         made = []
         for k, x_MD in enumerate(expand(vectors[0], order_N).split(counts)):
-            h_MH = F.relu(F.linear(x_MD, self.into_KHD[k], self.bias_KH[k]))
-            made.append(x_MD + F.linear(h_MH, self.out_KDH[k]))
+            bias_H = None if self.bias_KH is None else self.bias_KH[k]
+            h_MH = self.activation(self.into(x_MD, self.into_KHD[k], bias_H))
+            made.append(x_MD + self.out(h_MH, self.out_KDH[k]))
         return expand(torch.cat(made), order_N.argsort())
 
 

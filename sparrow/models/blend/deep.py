@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparrow.core.repeated import plain
-from sparrow.layers import Matmul, Product
+from sparrow.layers import Activation, Matmul, Product
 
 
 class PiecewiseLinear(nn.Module):
@@ -65,7 +65,8 @@ class PiecewiseLinear(nn.Module):
     def forward(self, dense_BC: Tensor) -> Tensor:
         """Returns a vector for each column, side by side, [B, C * D]."""
         values_CBK = self.encode(dense_BC).transpose(0, 1)
-        vectors_BCD = self.product(values_CBK, self.weight_CKD, weight=1).transpose(0, 1) + self.bias_CD
+        vectors_BCD = self.product(values_CBK, self.weight_CKD, weight=1).transpose(0, 1)
+        vectors_BCD = vectors_BCD if self.bias_CD is None else vectors_BCD + self.bias_CD
         return vectors_BCD.flatten(1)
 
 
@@ -84,6 +85,8 @@ class Members(nn.Module):
         dropout: the share of hidden numbers that are 0 in training.
     """
 
+    is_last = True  # of its own biases; see `put_layers`
+
     def __init__(self, in_features: int, sizes: Sequence[int], tasks: int, members: int, dropout: float) -> None:
         super().__init__()
         widths = [in_features, *sizes]
@@ -93,13 +96,15 @@ class Members(nn.Module):
         self.head_KXT = nn.Parameter(torch.randn(members, widths[-1], tasks) / math.sqrt(widths[-1]))
         self.bias_KT = nn.Parameter(torch.zeros(members, tasks))
         self.head = Matmul(high=True)  # as every `Head`
+        if sizes:
+            self.activation = Activation()
         self.dropout = dropout
 
     def forward(self, x_BX: Tensor) -> Tensor:
         """Returns logits [B, T, K]."""
         h_BKX = x_BX[:, None]
         for layer in self.layers:
-            h_BKX = F.dropout(torch.relu(layer(h_BKX)), self.dropout, self.training)
+            h_BKX = F.dropout(self.activation(layer(h_BKX)), self.dropout, self.training)
         h_KBX = h_BKX.float().transpose(0, 1)
         logits_BKT = self.head(h_KBX, self.head_KXT, weight=1).transpose(0, 1) + self.bias_KT
         return logits_BKT.transpose(1, 2)
@@ -121,7 +126,8 @@ class _Layer(nn.Module):
     def forward(self, x_BKX: Tensor) -> Tensor:
         scaled_BKX = x_BKX if self.inputs_KX is None else x_BKX * self.inputs_KX
         y_BKY = plain(self.product([scaled_BKX.flatten(0, 1)], self.weight)).unflatten(0, x_BKX.shape[:2])
-        return y_BKY * self.outputs_KY + self.bias_KY
+        y_BKY = y_BKY * self.outputs_KY
+        return y_BKY if self.bias_KY is None else y_BKY + self.bias_KY
 
 
 def mean_logit(logits_BTK: Tensor) -> Tensor:
