@@ -367,7 +367,8 @@ def test_a_precision_of_two_ranks_is_that_of_one(
     want = cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False)
     torch.set_num_threads(before)
     first = build(run_of(prepared, tmp_path / "none", **settings), data.open(prepared).schema).state_dict()
-    for weight, value in want["dense"].items():
+    weights = {name: value for name, value in want["dense"].items() if value.is_floating_point()}
+    for weight, value in weights.items():
         assert torch.equal(got[0]["dense"][weight], got[1]["dense"][weight])
         apart, went = (got[0]["dense"][weight] - value).norm(), (value - first[weight]).norm()
         assert apart <= near * went, (weight, float(apart), float(went))
