@@ -3,11 +3,13 @@
     python benchmarks/precision_quality.py GLOBO_REQUESTS.parquet --cells CELLS   # about 35 minutes, one core
     python benchmarks/precision_quality.py --quick                                # a small made log, in a minute
 
-GLOBO_REQUESTS.parquet is the Globo request log of one session in five. Its first --rows are taken in time order. A
-model passes once over the first three quarters of them. NE is of the last fifth; the rows between say how many ids are
-new, which id dropout needs. Rates and batches are those of
-`recipes/globo.toml`, one thread. Seeds are paired: for a seed, all settings have the same first weights and the same
-order of rows. Differences are means over seeds of the paired differences in per cent of NE, with standard errors.
+GLOBO_REQUESTS.parquet is the Globo request log of one session in five. Its first --rows are taken, in time order. A
+model passes once over three quarters of the requests, and NE is of a fifth of them, drawn at random (--split ratio). With
+--split time NE is of the last fifth of the whole log, whose articles are mostly new. The rest, a twentieth, tells id
+dropout how many ids are new. Rates and batches are those of `recipes/globo.toml`, one thread.
+
+Seeds are paired: for a seed, all settings have the same first weights and the same order of rows. Differences are means
+over seeds of the paired differences in per cent of NE, with standard errors.
 
 `cast`: a model that was trained in fp32 is evaluated in each precision.
 
@@ -66,6 +68,7 @@ GOALS = {  # of a cast, per cent of NE: at most, or above
     **dict.fromkeys(FOUR, (0.3, 0.0)),
 }
 CASES = ("cast", "trained", "layers")
+MODELS = ("dcnv2", "wukong", "masknet")
 FORMATTED = ("dcnv2", "wukong")  # models that are cast and trained in formats
 LAYERED = ("wukong", "masknet")  # models with all that the settings of layers change
 CASTS = ("bf16", "bf16-nearest", "bf16-truncate", *EIGHT, *SIX, "mxfp4", "mxfp4-ceil", "mx4")
@@ -156,10 +159,14 @@ def logs(asked: argparse.Namespace, work: Path) -> Path:
         made = work / "made.parquet"
         data.generate(made, rows=20_000, users=2_000, items=500)
         return data.prepare([made], work / "log", split=Split(by="time", valid=0.05, test=0.2)).out
-    total = pq.ParquetFile(asked.globo).metadata.num_rows
-    split = Split(by="time", valid=0.05, test=0.2, until=min(1.0, asked.rows / total))
-    schema = replace(Schema.load(RECIPES / "globo.schema.toml"), split=split)
-    return data.prepare([asked.globo], work / "log", schema=schema).out
+    schema, source = Schema.load(RECIPES / "globo.schema.toml"), asked.globo
+    if asked.split == "time":
+        until = min(1.0, asked.rows / pq.ParquetFile(source).metadata.num_rows)
+        split = Split(by="time", valid=0.05, test=0.2, until=until)
+    else:
+        source, split = work / "first.parquet", Split(by="ratio", valid=0.05, test=0.2)
+        pq.write_table(pq.read_table(asked.globo).slice(0, asked.rows), source)
+    return data.prepare([source], work / "log", schema=replace(schema, split=split)).out
 
 
 # -- tables and verdicts -----------------------------------------------------------------------------------------------
@@ -321,7 +328,9 @@ def main() -> None:
     parser.add_argument("globo", nargs="?", type=Path, help="the request log that globo_requests.py makes")
     parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--rows", type=int, default=800_000, help="of the log, the first in time")
+    parser.add_argument("--rows", type=int, default=250_000, help="of the log, the first in time")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--split", choices=("ratio", "time"), default="ratio", help="how rows to judge are taken")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--quick", action="store_true", help="20,000 rows of a made log, two seeds")
     asked = parser.parse_args()
@@ -338,7 +347,7 @@ def main() -> None:
         units = "without" if lacks_bf16(torch.device("cpu")) else "with"
         print(f"{processor()}, one thread, {units} bf16 units; {seeds} seeds")
         print(f"{dataset.rows('train'):,} rows to train on, {dataset.rows('test'):,} to judge; batches of {batch_size}")
-        models = [model for model in dict.fromkeys((*FORMATTED, *LAYERED)) if settings(asked.cases, model)]
+        models = [model for model in asked.models if settings(asked.cases, model)]
         for model in models:
             for setting, (leaves, casts) in settings(asked.cases, model).items():
                 for seed in range(seeds):
@@ -347,17 +356,18 @@ def main() -> None:
                     one = kept(cells, key, job, model, seed, leaves, casts, batch_size, of=of)
                     found.setdefault((model, setting), []).append(one)
                     print(f"{key}: NE {one['ne']:.5f}, {one['seconds']:.1f} s", file=sys.stderr, flush=True)
+        formatted, layered = ([model for model in of if model in models] for of in (FORMATTED, LAYERED))
         if "cast" in asked.cases:
-            show_casts(found, FORMATTED)
+            show_casts(found, formatted)
         if "trained" in asked.cases:
-            show_trained(found, FORMATTED)
-            for model in FORMATTED:
+            show_trained(found, formatted)
+            for model in formatted:
                 vanished(log, model, batch_size)
         if "layers" in asked.cases:
             times = {}
-            for model in LAYERED:
+            for model in layered:
                 times |= step_times(log, model, batch_size, 20 if asked.quick else 100)
-            show_layers(found, LAYERED, times)
+            show_layers(found, layered, times)
 
 
 if __name__ == "__main__":
