@@ -4,8 +4,8 @@
     python benchmarks/precision_quality.py --quick                                # a small made log, in a minute
 
 GLOBO_REQUESTS.parquet is the Globo request log of one session in five. Its first --rows are taken, in time order. A
-model passes once over three quarters of the requests, and NE is of a fifth of them, drawn at random (--split ratio). With
---split time NE is of the last fifth of the whole log, whose articles are mostly new. The rest, a twentieth, tells id
+model passes once over three quarters of the requests. NE is of a fifth of them, drawn at random (--split ratio). With
+--split time it is of the last fifth of the whole log, whose articles are mostly new. The rest, a twentieth, tells id
 dropout how many ids are new. Rates and batches are those of `recipes/globo.toml`, one thread.
 
 Seeds are paired: for a seed, all settings have the same first weights and the same order of rows. Differences are means
