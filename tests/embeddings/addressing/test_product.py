@@ -112,13 +112,13 @@ def test_a_pattern_names_those_of_tables_alone() -> None:
     config = dcnv2.Config(dim=4, cross_layers=1, deep=(8,))
     model, example = built(config, NARROW), batch()
     (tables,) = tables_of(model)
-    plain = tables.pooled(example.ids)
+    plain = tables.pooled(example.ids).detach()
     precision = Precision("fp32", {"*combines*": Recipe.of("mxfp4")})
     put_recipes(model, precision)
     assert tables._columns.fits(False) and torch.equal(tables.pooled(example.ids), plain)
     with computing(precision, CPU):
         assert not tables._columns.fits(False)
-        found = tables.pooled(example.ids)
+        found = tables.pooled(example.ids).detach()
         apart = {name: site.way is not None for name, site in named_sites(model).items()}
     assert {name for name, is_told in apart.items() if is_told} == {name for name in apart if "combines" in name}
     assert len({name for name in apart if "combines" in name}) == 2
