@@ -44,11 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 from box import Box, told
 
 MX = ("mxint8", "mxfp8", "mxfp6", "mxfp4")
-STORED = [
-    FP32,
-    *(Setting(name, "stochastic") for name in ("bf16", "int8", *MX[:3], "int4", MX[3])),
-    *(Setting(name, "nearest") for name in ("int8", *MX[:3], "int4", MX[3])),
-]
+STORED = [FP32, *(Setting(name, "stochastic") for name in ("bf16", "int8", *MX[:3], "int4", MX[3]))]
 FEW = (FP32, *(Setting(name, "stochastic") for name in ("mxfp8", "int4", "mxfp4")))
 DIMS, DIM = (16, 64), 64  # of rows; of what is sent
 PAIRS = {"mxint8": "int8", "mxfp8": "int8", "mxfp4": "int4"}  # beside which they are judged

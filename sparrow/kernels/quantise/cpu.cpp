@@ -529,8 +529,8 @@ std::tuple<Tensor, Tensor, Tensor> quantise_codes(const Tensor& x, const std::ve
   return {codes, scales, shifts};
 }
 
-// The values of codes of `bits` bits, packed, under scales that are powers of two: [rows, length]. numbers: those of all
-// codes. Rows of codes and scales may lie apart.
+// The values of codes of `bits` bits, packed, under scales that are powers of two: [rows, length]. numbers: those of
+// all codes. Rows of codes and scales may lie apart.
 Tensor quantise_decode(const Tensor& codes, const Tensor& scales, const Tensor& numbers, int64_t length, int64_t block,
                        int64_t bits) {
   for (const Tensor& of : {codes, scales})
@@ -576,8 +576,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def(
       "quantise_codes(Tensor x, int[] shape, int[] format, float largest, int rounding, int key, int number)"
       " -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "quantise_decode(Tensor codes, Tensor scales, Tensor numbers, int length, int block, int bits) -> Tensor");
+  m.def("quantise_decode(Tensor codes, Tensor scales, Tensor numbers, int length, int block, int bits) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) {

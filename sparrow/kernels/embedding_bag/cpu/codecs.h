@@ -233,8 +233,8 @@ struct Int4 {
   }
 };
 
-// An element of numerics/elements.py, as a row of MX codes has it. complement: negative codes are two's complements, and
-// all numbers are whole. most: the code of the largest number.
+// An element of numerics/elements.py, as a row of MX codes has it. complement: negative codes are two's complements,
+// and all numbers are whole. most: the code of the largest number.
 template <int bits_, int mantissa_, int bias_, int32_t most_, bool complement_ = false>
 struct Element {
   static constexpr int bits = bits_, mantissa = mantissa_, bias = bias_;
@@ -267,9 +267,7 @@ INLINE I<W> codes_at(const uint8_t* row, int64_t at) {
 }
 
 // The scale of a block, 2 to the power of its byte - 127; 255 says that the block is not a number.
-INLINE float scale_of(int32_t byte) {
-  return bits_as<float>(byte << 23 | (byte == 0 || byte == 255 ? 0x00400000 : 0));
-}
+INLINE float scale_of(int32_t byte) { return bits_as<float>(byte << 23 | (byte == 0 || byte == 255 ? 0x00400000 : 0)); }
 
 template <class E_>
 struct Mx {
@@ -630,8 +628,9 @@ void encode_mx(const Level& level, const float* from, int64_t dim, uint8_t* to, 
     const float down = scale_of(127 - exponent);
     each(count, [&](auto lanes, int64_t at) {
       constexpr int W = decltype(lanes)::width;
-      constexpr int32_t least = (128 - E::bias) << 23;             // of numbers that have all bits
-      constexpr uint32_t last = uint32_t{254 + E::mantissa} << 23;  // less an exponent: 1 over the step of numbers there
+      constexpr int32_t least = (128 - E::bias) << 23;  // of numbers that have all bits
+      constexpr uint32_t last = uint32_t{254 + E::mantissa}
+                                << 23;  // less an exponent: 1 over the step of numbers there
       const I<W> y = bits_as<I<W>>(V<W>(load<W>(from + begin + at) * down)), size = y & 0x7fffffff;
       const I<W> place = (size & 0x7f800000) > least ? size & 0x7f800000 : I<W>{} + least;
       const V<W> steps = bits_as<V<W>>(size) * bits_as<V<W>>(U<W>(last - bits_as<U<W>>(place)));
