@@ -46,6 +46,7 @@ from box import Box, told
 MX = ("mxint8", "mxfp8", "mxfp6", "mxfp4")
 STORED = [FP32, *(Setting(name, "stochastic") for name in ("bf16", "int8", *MX[:3], "int4", MX[3]))]
 FEW = (FP32, *(Setting(name, "stochastic") for name in ("mxfp8", "int4", "mxfp4")))
+FEW_SENT = ("bf16", "mxfp8", "mxfp4")  # in whole runs
 DIMS, DIM = (16, 64), 64  # of rows; of what is sent
 PAIRS = {"mxint8": "int8", "mxfp8": "int8", "mxfp4": "int4"}  # beside which they are judged
 Log = tuple[Path, dict[str, Any]]
@@ -86,8 +87,8 @@ def rows_case(log: Log, asked: argparse.Namespace, cells: Path, seeds: int) -> N
 
 def exchange_case(log: Log, asked: argparse.Namespace, cells: Path, seeds: int) -> None:
     """Print bytes and times of steps on a cluster in a box, then NE of whole runs."""
-    sent = ("bf16", "mxfp8", "mxfp4") if asked.quick else ("bf16", *MX)
-    hosts, local, mbits, steps, rounds = (2, 1, (1000,), 4, 1) if asked.quick else (2, 1, (100, 1000), 8, 3)
+    sent = FEW_SENT if asked.quick else ("bf16", *MX)
+    hosts, local, mbits, steps, rounds = (2, 1, (1000,), 4, 1) if asked.quick else (2, 1, (100, 1000), 4, 4)
     with Box(hosts=hosts, ranks_per_host=local, mbit=mbits[0]) as box:
         for mbit in mbits:
             box.rate(mbit)
@@ -109,7 +110,7 @@ def exchange_case(log: Log, asked: argparse.Namespace, cells: Path, seeds: int) 
     place, settings = log
     fingerprint, scores = data.open(place).fingerprint, dict[str, list[float]]()
     for seed in range(seeds):
-        for name in ("fp32", *sent):
+        for name in ("fp32", *FEW_SENT):
             kind = f"sent-{name}-{seed}"
             found_one = kept(cells, kind, partial(trained, place), name, seed, settings, of=fingerprint)
             scores.setdefault(name, []).append(found_one["ne"])
