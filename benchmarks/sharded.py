@@ -33,10 +33,13 @@ Found = dict[str, Any]
 """What a case's ranks found together: the mean over ranks of times, the sum of bytes."""
 
 
-def measure(box: Box, cases: list[str], steps: int, rounds: int) -> tuple[dict[str, Found], dict[str, float]]:
+def measure(
+    box: Box, cases: list[str], steps: int, rounds: int, dim: int = DIM
+) -> tuple[dict[str, Found], dict[str, float]]:
     """The cases on a box, and what rank 0 found of its link; SystemExit with the ranks' words when one fails."""
     program = [sys.executable, "-W", "ignore", str(JOB), "--cases", ",".join(cases), "--batch", str(BATCH)]
-    ended = box.run([*program, "--steps", str(steps), "--rounds", str(rounds)], timeout_s=300, begins_free=True)
+    program += ["--steps", str(steps), "--rounds", str(rounds), "--dim", str(dim)]
+    ended = box.run(program, timeout_s=300, begins_free=True)
     if failed := [one for one in ended if one.code]:
         sys.exit("\n".join(f"rank {one.rank} ended with {one.code}: {one.err[-2000:]}" for one in failed))
     ranks = [json.loads(one.out.splitlines()[-1]) for one in ended]

@@ -32,7 +32,7 @@ from box import ready
 from sparrow.core import Batch, KeyedJagged
 from sparrow.data.batches.loader import Share
 from sparrow.distributed import World
-from sparrow.distributed.codecs import cast
+from sparrow.distributed.codecs import cast, mx
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.models import dlrm
 from sparrow.sharding import ShardedTables
@@ -44,7 +44,7 @@ from sparrow.training.step import Outcome, Step
 
 TABLES, LISTS, LENGTH, NUMBERS, DIM = 26, 6, 10, 13, 16  # the last LISTS features have LENGTH ids a sample, others one
 ROWS = [int(100 * 1.4**i) for i in range(TABLES)]  # 100 to 450 thousand, 1.6 million together
-CLOSE = {"fp32": 1e-5, "bf16": 2e-3}  # of the loss, relative
+CLOSE = {"fp32": 1e-5, "bf16": 2e-3, "mxint8": 2e-3, "mxfp8": 1e-2, "mxfp6": 1e-2, "mxfp4": 5e-2}  # of losses, relative
 
 
 def schema() -> Schema:
@@ -227,11 +227,11 @@ def link(world: World) -> dict[str, float]:
     return found
 
 
-def settings(plan: str, codec: str) -> Run:
+def settings(plan: str, codec: str, dim: int = DIM) -> Run:
     """The run of a case."""
-    narrow = cast.Config(dtype=codec)  # type: ignore[arg-type]
+    narrow: Any = mx.Config(format=codec) if codec.startswith("mx") else cast.Config(dtype=codec)  # type: ignore
     return Run(
-        run_dir="unused", data=Data(path="unused"), model=dlrm.Config(dim=DIM, bottom=(64,), top=(128, 64)),
+        run_dir="unused", data=Data(path="unused"), model=dlrm.Config(dim=dim, bottom=(64,), top=(128, 64)),
         loop=Loop(), sharding=Sharding(plan=plan, forward=narrow, backward=narrow, timeout_s=120), threads=1,
     )  # fmt: skip
 
@@ -243,24 +243,26 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024, help="samples of all ranks together")
     parser.add_argument("--steps", type=int, default=10, help="of each case in each round")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--dim", type=int, default=DIM, help="of all vectors")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     names = asked.cases.split(",")
-    first = Ranks(settings(*names[0].split(":")))
+    runs = {name: settings(*name.split(":"), asked.dim) for name in names}
+    first, plain = Ranks(runs[names[0]]), settings("auto", "fp32", asked.dim)
     world, clock = first.world, Clock()
     batches = [made(asked.batch, seed) for seed in range(asked.steps)]
     with world.watched():
         want: list[float] = []
         if world.rank == 0:
             with mock.patch.dict(os.environ, {"WORLD_SIZE": "1"}):
-                alone = Ranks(settings("auto", "fp32"))
-            want = Case(settings("auto", "fp32"), alone).losses(batches)
+                alone = Ranks(plain)
+            want = Case(plain, alone).losses(batches)
         everyone = torch.tensor(want or [0.0] * asked.steps, dtype=torch.float64)  # rank 0's, and zeros
         want = world.all_sum("losses of one process", everyone).tolist()
         clock.waits(world)
         cases = {}
         for name in names:
-            cases[name] = Case(settings(*name.split(":")), first, clock)
+            cases[name] = Case(runs[name], first, clock)
             for step, (loss, goal) in enumerate(zip(cases[name].losses(batches), want, strict=True)):
                 if abs(loss - goal) > CLOSE[name.split(":")[1]] * goal:
                     raise SystemExit(f"{name}: the loss of step {step} is {loss}, of one process {goal}")

@@ -25,14 +25,24 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
     codes: whole numbers from 0 to 2**bits - 1, [..., N].
     """
-    stream = codes.unsqueeze(-1).int() >> torch.arange(bits, device=codes.device) & 1
-    stream = torch.nn.functional.pad(stream.flatten(-2), (0, -codes.shape[-1] * bits % 8))
-    weights = 1 << torch.arange(8, device=codes.device)
-    return (stream.unflatten(-1, (stream.shape[-1] // 8, 8)) * weights).sum(-1).to(torch.uint8)
+    if bits == 8:
+        return codes.to(torch.uint8)
+    kind = _holding(bits)
+    stream = codes.to(kind).unsqueeze(-1) >> torch.arange(bits, dtype=kind, device=codes.device) & 1
+    stream = torch.nn.functional.pad(stream.flatten(-2).to(torch.uint8), (0, -codes.shape[-1] * bits % 8))
+    weights = 1 << torch.arange(8, dtype=torch.uint8, device=codes.device)
+    return (stream.unflatten(-1, (stream.shape[-1] // 8, 8)) * weights).sum(-1, dtype=torch.uint8)
 
 
 def unpack(data: Tensor, bits: int, count: int) -> Tensor:
     """Returns the `count` codes of each row, int32 [..., count], that `pack` packed."""
-    stream = (data.unsqueeze(-1).int() >> torch.arange(8, device=data.device) & 1).flatten(-2)
-    weights = 1 << torch.arange(bits, device=data.device)
-    return (stream[..., : count * bits].unflatten(-1, (count, bits)) * weights).sum(-1).int()
+    if bits == 8:
+        return data[..., :count].int()
+    stream = (data.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=data.device) & 1).flatten(-2)
+    weights = 1 << torch.arange(bits, dtype=_holding(bits), device=data.device)
+    return (stream[..., : count * bits].unflatten(-1, (count, bits)) * weights).sum(-1, dtype=weights.dtype).int()
+
+
+def _holding(bits: int) -> torch.dtype:
+    """A type that holds codes of so many bits; bytes are far faster than words."""
+    return torch.uint8 if bits < 8 else torch.int32

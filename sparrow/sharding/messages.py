@@ -28,7 +28,7 @@ class Form:
     @cached_property
     def numbers(self) -> list[int]:
         """How many numbers each message holds."""
-        return [sum([rows * columns for rows, columns, _ in shapes]) for shapes in self.messages]
+        return [_numbers(shapes) for shapes in self.messages]
 
     @property
     def shapes(self) -> list[Shape]:
@@ -75,22 +75,16 @@ def pack(codec: Codec, flat_N: Tensor, form: Form, step: int, forward: bool) -> 
 
     Where the codec's blocks have no fixed size, their sizes come first in a message, int64.
     """
-    if codec.unit == "number":
-        return codec.encode(flat_N[None], step, forward), sizes(codec, form)
-    if codec.unit == "message":
-        whole = [codec.encode(part[None], step, forward) for part in flat_N.split(form.numbers)]
-        return torch.cat(whole), sizes(codec, form)
-    parts, matrices = [flat_N.new_empty(0, dtype=torch.uint8)], iter(form.matrices(flat_N))
-    counts = []
-    for shapes in form.messages:
-        pairs = [(next(matrices), widths) for _, _, widths in shapes]
-        blocks = [block for matrix, widths in pairs if widths for block in matrix.split(list(widths), 1)]
-        mine = [codec.encode(block, step, forward) for block in blocks if block.numel()]
+    if columns := _joined(codec, form):
+        return codec.encode(flat_N.view(flat_N.numel() // columns, columns), step, forward), sizes(codec, form)
+    parts, counts = [flat_N.new_empty(0, dtype=torch.uint8)], []
+    for part, shapes in zip(flat_N.split(form.numbers), form.messages, strict=True):
+        mine = [codec.encode(block, step, forward) for block in _cut(codec, part, shapes)]
         if not is_fixed(codec):
-            lengths = [part.numel() for part in mine]
+            lengths = [block.numel() for block in mine]
             mine.insert(0, torch.tensor(lengths, dtype=torch.int64, device=flat_N.device).view(torch.uint8))
         parts += mine
-        counts.append(sum(part.numel() for part in mine))
+        counts.append(sum(block.numel() for block in mine))
     return torch.cat(parts), counts
 
 
@@ -101,27 +95,23 @@ def is_fixed(codec: Codec) -> bool:
 
 def sizes(codec: Codec, form: Form) -> list[int]:
     """Returns the bytes of every message, by a codec for which that is known."""
-    if codec.unit == "number":
-        return [(codec.size(1, 1) or 0) * count for count in form.numbers]
-    if codec.unit == "message":
-        return [codec.size(1, count) or 0 for count in form.numbers]
-    return [sum(codec.size(*shape) or 0 for shape in _blocks(shapes)) for shapes in form.messages]
+    if columns := _joined(codec, form):
+        return [codec.size(count // columns, columns) or 0 for count in form.numbers]
+    return [sum(codec.size(*shape) or 0 for shape in _blocks(codec, shapes)) for shapes in form.messages]
 
 
 def unpack(codec: Codec, data: Tensor, counts: Sequence[int], form: Form) -> Tensor:
     """Returns the vector of messages. counts: the bytes of each message."""
-    if codec.unit == "number":
-        return codec.decode(data, 1, sum(form.numbers)).view(-1)
-    each = data.split(list(counts))
-    if codec.unit == "message":
-        whole = [codec.decode(part, 1, count) for part, count in zip(each, form.numbers, strict=True)]
-        return flat(whole, data.device)
-    matrices = [_unpack(codec, part, shapes) for part, shapes in zip(each, form.messages, strict=True)]
-    return flat(itertools.chain.from_iterable(matrices), data.device)
+    if columns := _joined(codec, form):
+        return codec.decode(data, sum(form.numbers) // columns, columns).view(-1)
+    pairs = zip(data.split(list(counts)), form.messages, strict=True)
+    return flat(itertools.chain.from_iterable(_unpack(codec, part, shapes) for part, shapes in pairs), data.device)
 
 
 def _unpack(codec: Codec, data: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    blocks = _blocks(shapes)
+    blocks = _blocks(codec, shapes)
+    if _columns(codec, shapes):
+        return [codec.decode(data, *blocks[0])]
     if is_fixed(codec):
         lengths = [codec.size(*shape) or 0 for shape in blocks]
     else:
@@ -133,5 +123,37 @@ def _unpack(codec: Codec, data: Tensor, shapes: Sequence[Shape]) -> list[Tensor]
     return [torch.cat([next(found) for _ in widths], 1) for widths in sides if widths]
 
 
-def _blocks(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
+def _cut(codec: Codec, flat_N: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """Returns the blocks of a message's numbers that are encoded by themselves."""
+    if _columns(codec, shapes):
+        return [flat_N.view(side) for side in _blocks(codec, shapes)]
+    pairs = zip(Form([shapes]).matrices(flat_N), shapes, strict=True)
+    blocks = [block for matrix, (_, _, widths) in pairs if widths for block in matrix.split(list(widths), 1)]
+    return [block for block in blocks if block.numel()]
+
+
+def _blocks(codec: Codec, shapes: Sequence[Shape]) -> list[tuple[int, int]]:
+    """Returns the shapes of these blocks."""
+    if columns := _columns(codec, shapes):
+        return [(_numbers(shapes) // columns, columns)]
     return [(rows, width) for rows, _, widths in shapes for width in widths if rows and width]
+
+
+def _joined(codec: Codec, form: Form) -> int:
+    """Returns the columns of the one block that all messages together are; 0 if they are not."""
+    unit = codec.unit
+    if not isinstance(unit, int):
+        return 0
+    return unit if unit == 1 or all(_columns(codec, shapes) for shapes in form.messages) else 0
+
+
+def _columns(codec: Codec, shapes: Sequence[Shape]) -> int:
+    """Returns the columns of the one block that a message is; 0 if each table is a block, or there are no numbers."""
+    unit = codec.unit
+    if unit == "message":
+        return _numbers(shapes)
+    return 0 if unit == "table" or any(width % unit for _, _, widths in shapes for width in widths) else unit
+
+
+def _numbers(shapes: Sequence[Shape]) -> int:
+    return sum([rows * columns for rows, columns, _ in shapes])

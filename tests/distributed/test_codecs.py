@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
-from sparrow.core.config import Family
-from sparrow.distributed.codecs import cast
+from sparrow import numerics
+from sparrow.core import UserError
+from sparrow.core.config import Family, from_dict
+from sparrow.distributed.codecs import Codec, cast, mx
 from sparrow.sharding import messages
+from sparrow.trained.run import Sharding
 from tests.equivalence.cases import Sparse
 
-CODECS = {dtype: cast.Config(dtype=dtype) for dtype in ("fp32", "fp16", "bf16")}  # type: ignore[arg-type]
+CAST = {dtype: cast.Config(dtype=dtype) for dtype in ("fp32", "fp16", "bf16")}  # type: ignore[arg-type]
+MX = {name: mx.Config(format=name) for name in ("mxint8", "mxfp8", "mxfp6", "mxfp4")}  # type: ignore[arg-type]
+CODECS: dict[str, Codec] = {**CAST, **MX}
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -72,7 +80,7 @@ def test_messages_of_any_shapes() -> None:
     random = torch.Generator().manual_seed(0)
     matrices = [torch.randn(rows, columns, generator=random) for of in shapes for rows, columns, _ in of]
     form, flat_N = messages.Form(shapes), messages.flat(matrices, torch.device("cpu"))
-    for codec in (*CODECS.values(), Sparse()):
+    for codec in (*CAST.values(), Sparse()):
         data, counts = messages.pack(codec, flat_N, form, 0, True)
         assert sum(counts) == data.numel()
         if messages.is_fixed(codec):
@@ -83,4 +91,68 @@ def test_messages_of_any_shapes() -> None:
 
 
 def test_codecs_are_a_family() -> None:
-    assert Family("sparrow.distributed.codecs").names() == ["cast"]
+    assert Family("sparrow.distributed.codecs").names() == ["cast", "mx"]
+
+
+# -- MX ----------------------------------------------------------------------------------------------------------------
+
+
+def rounded(block_ND: Tensor, name: str) -> Tensor:
+    """By the definition."""
+    return numerics.rounded(block_ND, replace(numerics.FORMATS[name], rule="ceil"))
+
+
+@pytest.mark.parametrize("name", MX)
+def test_mx_packs_the_rounded_values(name: str) -> None:
+    codec, random = CODECS[name], torch.Generator().manual_seed(0)
+    for rows, dim in ((0, 64), (1, 1), (50, 7), (9, 32), (5, 33), (20, 64), (3, 100)):
+        block = torch.randn(rows, dim, generator=random) * torch.randn(rows, 1, generator=random).mul(9).exp2()
+        data = codec.encode(block, 0, True)
+        assert data.dtype == torch.uint8 and data.numel() == codec.size(rows, dim)
+        assert torch.equal(codec.decode(data, rows, dim), rounded(block, name))
+    bytes_row = {"mxint8": 66, "mxfp8": 66, "mxfp6": 50, "mxfp4": 34}[name]  # of 128 in bf16
+    assert codec.size(100, 64) == 100 * bytes_row
+
+
+@pytest.mark.parametrize("name", MX)
+def test_mx_spoils_the_block_that_is_not_finite_and_no_other(name: str) -> None:
+    codec = CODECS[name]
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        block = torch.ones(3, 70)
+        block[1, 40] = bad
+        found = codec.decode(codec.encode(block, 0, False), 3, 70)
+        assert found[1, 32:64].isnan().all()
+        found[1, 32:64] = 1.0
+        assert torch.equal(found, torch.ones(3, 70))
+
+
+def test_mx_messages_are_joined_where_blocks_fit() -> None:
+    """A message is read as it was written, whatever other messages the writer and the reader have."""
+    fits: list[messages.Shape] = [(3, 96, (32, 64)), (0, 32, (32,)), (2, 64, (64,))]
+    other: list[messages.Shape] = [(2, 39, (7, 32)), (1, 0, ())]
+    codec, random = CODECS["mxfp6"], torch.Generator().manual_seed(0)
+    for there, here in (([fits, [], fits], [fits, other]), ([fits, other, []], [fits, fits])):
+        form = messages.Form(there)
+        matrices = [torch.randn(rows, columns, generator=random) for rows, columns, _ in form.shapes]
+        flat_N = messages.flat(matrices, torch.device("cpu"))
+        data, counts = messages.pack(codec, flat_N, form, 0, True)
+        each = numerics.FORMATS["mxfp6"].bytes_row
+        sizes = [sum(rows * each(width) for rows, _, widths in of for width in widths) for of in there]
+        assert counts == sizes == messages.sizes(codec, form) and data.numel() == sum(sizes)
+        expected = [
+            torch.cat([rounded(part, "mxfp6") for part in matrix.split(list(widths), 1)], 1) if widths else matrix
+            for matrix, (_, _, widths) in zip(matrices, form.shapes, strict=True)
+        ]
+        found = form.matrices(messages.unpack(codec, data, counts, form))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        reader, first = messages.Form(here), data[: counts[0]]
+        rest = torch.zeros(sum(messages.sizes(codec, reader)[1:]), dtype=torch.uint8)
+        read = reader.matrices(messages.unpack(codec, torch.cat([first, rest]), messages.sizes(codec, reader), reader))
+        assert all(torch.equal(a, b) for a, b in zip(read[:3], expected[:3], strict=True))
+
+
+def test_mx_is_chosen_by_name() -> None:
+    sharding = from_dict(Sharding, {"forward": {"name": "mx", "format": "mxfp4"}, "backward": {"name": "mx"}})
+    assert sharding.forward == mx.Config(format="mxfp4") and sharding.backward == mx.Config(format="mxfp8")
+    with pytest.raises(UserError, match="forward.format: 'e4m3' is not one of 'mxint8', 'mxfp8'"):
+        from_dict(Sharding, {"forward": {"name": "mx", "format": "e4m3"}})

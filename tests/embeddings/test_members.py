@@ -41,7 +41,7 @@ from sparrow.embeddings.spec import Cache
 from sparrow.embeddings.tiers.cached import CachedStore
 from sparrow.features.transforms import Transforms
 from sparrow.kernels import Impl, missing, row_index
-from sparrow.kernels.formats import Field, Rounding, bf16, fp16, fp32, int4, int8, split_bf16
+from sparrow.kernels.formats import Field, Rounding, bf16, fp16, fp32, int4, int8, mxfp4, mxfp8, split_bf16
 from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 from sparrow.models import dlrm
 from sparrow.optimizers import adam as dense_adam
@@ -488,6 +488,7 @@ STORED: dict[str, tuple[dict[str, Any], float]] = {  # and how far apart two rou
     "split_bf16": ({"format": split_bf16.Config()}, 1e-5),
     "int8": ({"format": int8.Config(rounding="nearest")}, 3e-2),
     "int4": ({"format": int4.Config(rounding="nearest")}, 0.5),
+    "mxfp8": ({"format": mxfp8.Config(rounding="nearest")}, 0.2),
     "fp16 with a cache": ({"format": NEAREST, "cache": Cache(fraction=1.0)}, 1e-5),
 }
 
@@ -573,6 +574,7 @@ CHOICES: dict[str, Callable[[], TableChoices]] = {
     "int8": lambda: TableChoices(format=int8.Config()),
     "int8 and a cache": lambda: TableChoices(format=int8.Config(), cache=Cache(fraction=0.2, policy="lfu")),
     "int4 and its state": lambda: TableChoices(format=int4.Config(), rule=adam.Config(lr=0.01), state="bf16"),
+    "mxfp4 and a cache": lambda: TableChoices(format=mxfp4.Config(), cache=Cache(fraction=0.2), state="bf16"),
     "quotient and remainder": lambda: TableChoices(
         addressing=quotient_remainder.Config(fold=True, collisions=3), format=int8.Config(), state="bf16"
     ),

@@ -14,7 +14,7 @@ from sparrow.core import Chunk, UserError
 from sparrow.embeddings import records as module
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Component
-from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, split_bf16
+from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, mxfp4, mxfp6, mxfp8, mxint8, split_bf16
 from sparrow.kernels.philox import key_of
 from sparrow.kernels.rules import adam, rowwise_adagrad
 from sparrow.numerics.rounding import noise, to_bf16
@@ -28,6 +28,10 @@ FORMATS: dict[str, RowFormat] = {
     "split_bf16": split_bf16.Config(),
     "int8": int8.Config(),
     "int4": int4.Config(),
+    "mxint8": mxint8.Config(),
+    "mxfp8": mxfp8.Config(),
+    "mxfp6": mxfp6.Config(),
+    "mxfp4": mxfp4.Config(),
 }
 OLD = Component(name="t", rows=ROWS, dim=DIM, rule=adam.Config(), init_scale=1.0)
 

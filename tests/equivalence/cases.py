@@ -33,6 +33,7 @@ from sparrow.training.rundir import RunDir
 from tests.runs import run_of
 
 ROWS, DIMS = (50, 7, 33), (8, 12, 5)
+EXACT = cast.Config()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +100,19 @@ def flat(found: dict[str, Tensor | Jagged]) -> dict[str, Tensor]:
 def train(
     world: World, plan: dict[str, Layout], rule: RowRule, poolings: tuple[str, ...], mode: str, batches: list[int],
     most: int, weighted: bool, steps: int, codecs: tuple[Codec, Codec] = (cast.Config(), cast.Config()),
-    ahead: bool = False, unique: bool = False, scale: float = 1.0,
+    ahead: bool = False, unique: bool = False, scale: float = 1.0, dims: tuple[int, ...] = DIMS,
+    before: Codec = EXACT,
 ) -> dict[str, Any]:  # fmt: skip
-    """Some steps of the tables alone: each step's vectors, then the rows that are here. unique: see `grouped`."""
+    """Some steps of the tables alone: each step's vectors, then the rows that are here.
+
+    unique: see `grouped`. before: by which gradients are rounded before they leave.
+    """
     with unallocated():
-        whole = tables(rule, poolings, mode)
+        whole = tables(rule, poolings, mode, dims)
     shard(whole, plan, world, Codecs(forward=codecs[0], backward=codecs[1]))
     sharded = whole
     found = []
-    before = world.meter.bytes.copy()
+    begun = world.meter.bytes.copy()
     for step in range(steps):
         mine = (grouped if unique else ids)(100 * step + world.rank, batches[world.rank], most, weighted)
         if ahead:
@@ -115,12 +120,14 @@ def train(
         out = expanded(sharded(mine))
         found.append({name: v.detach().clone() for name, v in out.items()})
         seed = 7 * step + 31 * world.rank
-        loss = sum((v * upstream(v.shape, seed + i, unique)).sum() for i, v in enumerate(out.values()))
+        ups = [upstream(v.shape, seed + i, unique) for i, v in enumerate(out.values())]
+        ups = [before.decode(before.encode(up, 0, False), *up.shape) for up in ups]
+        loss = sum((v * up).sum() for v, up in zip(out.values(), ups, strict=True))
         torch.as_tensor(loss * scale).backward()
         sharded.update()
     chunks = plain(sharded.chunks())
     rows = {r.name: {n: t.clone() for n, t in r.fields.items()} for r in sharded.all_records()}
-    sent, oov = world.meter.bytes - before, sharded.oov_counts()
+    sent, oov = world.meter.bytes - begun, sharded.oov_counts()
     return {"vectors": found, "chunks": chunks, "all rows": rows, "bytes": sent, "oov": oov}
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from sparrow.core import KeyedJagged
-from sparrow.distributed import World
-from sparrow.distributed.codecs import cast
+from sparrow.distributed import Codec, World
+from sparrow.distributed.codecs import cast, mx
 from sparrow.kernels.rules import RowRule, adagrad, adam, rowwise_adagrad, rowwise_adam, sgd
 from sparrow.sharding import (
     Layout,
@@ -493,3 +493,32 @@ def test_codecs_are_chosen_apart(ranks: Callable[[int], Pool]) -> None:
         for table, _, _, fields in other["chunks"]:
             torch.testing.assert_close(fields["weight"], rows[table]["weight"], rtol=0.02, atol=0.02)
             assert not torch.equal(fields["weight"], rows[table]["weight"])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_mx_rounds_the_vectors_of_each_table(ranks: Callable[[int], Pool], size: int) -> None:
+    """Messages of rank 0 are one block and those of the last rank a block for each table, and all ranks get both."""
+    rule, poolings, dims = RULES["sgd"], ("sum", "sum", "none", "sum"), (64, 32, 5)
+    plan = {"a": table_wise(0), "b": table_wise(0), "c": table_wise(size - 1)}
+
+    def run(*codecs: Codec, before: Codec = FP32) -> Any:
+        given = rule, poolings, "fused", BATCHES[:size], 4, False, 1, codecs, False, False, 1.0, dims, before
+        return ranks(size).run(cases.train, plan, *given)
+
+    for name in ("mxfp8", "mxfp4"):
+        codec = mx.Config(format=name)  # type: ignore[arg-type]
+        plain, forward, backward, rounded = (
+            run(FP32, FP32), run(codec, FP32), run(FP32, codec), run(FP32, FP32, before=codec)
+        )  # fmt: skip
+        moved = 0
+        for exact, found, one, other in zip(plain, forward, backward, rounded, strict=True):
+            for feature, vectors in exact["vectors"][0].items():
+                arrived = codec.decode(codec.encode(vectors, 0, True), *vectors.shape)
+                assert torch.equal(found["vectors"][0][feature], arrived)
+                assert torch.equal(one["vectors"][0][feature], vectors)
+            chunks = (of["chunks"] for of in (exact, found, one, other))
+            for (*_, still), (*_, same), (*_, mine), (*_, its) in zip(*chunks, strict=True):
+                assert torch.equal(same["weight"], still["weight"])
+                assert torch.equal(mine["weight"], its["weight"])
+                moved += int((mine["weight"] != still["weight"]).sum())
+        assert moved > 100

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-Unit = Literal["number", "message", "table"]
+Unit = int | Literal["message", "table"]
 
 
 class Codec(Protocol):
@@ -18,9 +18,11 @@ class Codec(Protocol):
 
     @property
     def unit(self) -> Unit:
-        """What is encoded by itself: a "number", a "message" (all that goes to a rank), or the part of a "table" in it.
+        """What is encoded by itself: a number says so many neighbouring columns of a vector, beginning with its first.
+        "message" is all that goes to a rank, and "table" the part of a table in it.
 
-        Blocks may be joined: for a "number" those of all ranks, for a "message" those of one rank.
+        Where a number divides the columns of all tables in a message, the message is given as one block with so many
+        columns, and those of all ranks may be joined.
         """
         ...
 
@@ -41,7 +43,7 @@ class Codec(Protocol):
     def size(self, rows: int, dim: int) -> int | None:
         """Returns how many bytes a block of this shape takes.
 
-        None if that depends on the numbers. Then sizes are sent first.
+        None if that depends on the numbers. Then sizes are sent first. Only codecs of a "table" may say so.
         """
         ...
 

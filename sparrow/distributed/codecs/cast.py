@@ -28,7 +28,7 @@ class Config:
     @property
     def unit(self) -> Unit:
         """See `Codec`."""
-        return "message" if self.dtype == "fp16" else "number"
+        return "message" if self.dtype == "fp16" else 1
 
     def encode(self, block_ND: Tensor, step: int, forward: bool) -> Tensor:
         """See `Codec`."""

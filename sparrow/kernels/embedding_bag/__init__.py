@@ -40,7 +40,8 @@ def _implementation(impl: Impl, tensor: Tensor, tables: Tables | None = None) ->
     if found == "triton":
         from sparrow.kernels.embedding_bag import triton  # needs the package triton
 
-        return triton
+        is_known = impl == "triton" or tables is None or triton.knows(tables)  # who asks for it is told
+        return triton if is_known else reference
     from sparrow.kernels.embedding_bag import cpp  # can be imported only once the library is loaded
 
     return cpp

@@ -18,14 +18,19 @@ from torch import Tensor
 
 from sparrow.kernels.embedding_bag import reference
 from sparrow.kernels.embedding_bag.arguments import Bags, Tables
+from sparrow.kernels.embedding_bag.gpu import CODECS, updates
 from sparrow.kernels.embedding_bag.gpu import bags as reading
-from sparrow.kernels.embedding_bag.gpu import updates
 from sparrow.kernels.embedding_bag.gpu.entries import Entries, Source, gradients_of_bags, sorted_entries
 from sparrow.kernels.embedding_bag.gpu.features import alignment, columns_of, numbers_of
 from sparrow.kernels.embedding_bag.gpu.groups import Group, groups_of
 from sparrow.kernels.embedding_bag.gpu.launch import SIZE, blocks, launch, numbers
 
 BLOCK = 128  # gradients of a row that are summed at a time
+
+
+def knows(tables: Tables) -> bool:
+    """Returns whether these kernels have a codec for every row format."""
+    return all(level.format.cpp() in CODECS for level in tables.levels)
 
 
 def lookup(tables: Tables, bags: Bags) -> list[Tensor]:

@@ -1,8 +1,8 @@
 """How a row is stored. One file per format: its `Config` is the format, and `encode` and `decode` its definition.
 
 To add a format, add its file here. For speed add it to the C++ in embedding_bag/cpu/codecs.h too, and to the Triton in
-embedding_bag/gpu: a name in `CODECS` (groups.py) and branches of `load_row` and `store_row` (codecs.py). Without a name
-in `RowFormat.cpp`, tables of this format run on the reference kernels. They round with `numerics.rounding`.
+embedding_bag/gpu: a name in its `CODECS` and branches of `load_row` and `store_row` (codecs.py). Without a name that
+they know, tables of this format run on the reference. They round with `numerics.rounding`.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def encode(
     draw: Draw = FIRST,
     impl: Impl = "auto",
 ) -> Packed:
-    """Returns x in a format, packed; see `numerics.Packed`, and `numerics.decode` for the way back.
+    """Returns x in a format, packed; see `numerics.Packed`, and `decode` for the way back.
 
     The arguments are those of `rounded`.
 
@@ -86,6 +86,23 @@ def encode(
 
         return cpp.encode(x, format, axis, how, draw)
     return reference.encode(x, format, axis, how, draw)
+
+
+def decode(packed: Packed, format: Format, length: int, *, impl: Impl = "auto") -> Tensor:
+    """Returns the values of what `encode` packed along the last axis, float32 [..., length].
+
+    Args:
+        packed: see there. Rows of codes, and of scales, may lie apart.
+        format: that of `encode`.
+        length: how many numbers a row has.
+        impl: see `sparrow.kernels`. Formats that the compiled operator lacks run on the reference.
+    """
+    if resolve(impl, packed.codes.device) == "cpp":
+        from sparrow.kernels.quantise import cpp  # can be imported only once the library is loaded
+
+        if cpp.decodes(format):
+            return cpp.decode(packed, format, length)
+    return reference.decode(packed, format, length)
 
 
 def _in_cpp(x: Tensor, format: Format, axis: int, how: Rounding, packed: bool, impl: Impl) -> bool:
@@ -101,4 +118,4 @@ def _check(x: Tensor) -> None:
         raise UserError(f"x: {x.dtype} with {x.dim()} dimensions; expected float32 or bfloat16 with at least one")
 
 
-__all__ = ["Draw", "encode", "rounded"]
+__all__ = ["Draw", "decode", "encode", "rounded"]

@@ -37,6 +37,23 @@ def encode(x: Tensor, format: Format, axis: int, how: Rounding, draw: Draw) -> P
     return Packed(codes.view(*others, codes.shape[1]), scales, shifts)
 
 
+def decode(packed: Packed, format: Format, length: int) -> Tensor:
+    """See the package."""
+    assert packed.scales is not None and isinstance(format.block, int)
+    rows = packed.codes.shape[:-1]
+    codes, scales = (part.reshape(rows.numel(), part.shape[-1]) for part in (packed.codes, packed.scales))
+    element = format.element
+    numbers = element.numbers()
+    out: Tensor = ops.quantise_decode.default(codes, scales, numbers, length, format.block, element.bits)
+    return out.view(*rows, length)
+
+
+def decodes(format: Format) -> bool:
+    """Returns whether the compiled operator can decode a format; else the reference does."""
+    fits = isinstance(format.block, int) and format.block % 8 == 0 and format.element.bits <= 8
+    return fits and format.scale == "power" and not format.shift_bits
+
+
 def covers(x: Tensor, format: Format, axis: int, how: Rounding, packed: bool) -> bool:
     """Returns whether the compiled operator can do this; else the reference does."""
     block, pair, element = format.block, format.pair, format.element

@@ -529,6 +529,44 @@ std::tuple<Tensor, Tensor, Tensor> quantise_codes(const Tensor& x, const std::ve
   return {codes, scales, shifts};
 }
 
+// The values of codes of `bits` bits, packed, under scales that are powers of two: [rows, length]. numbers: those of
+// all codes. Rows of codes and scales may lie apart.
+Tensor quantise_decode(const Tensor& codes, const Tensor& scales, const Tensor& numbers, int64_t length, int64_t block,
+                       int64_t bits) {
+  for (const Tensor& of : {codes, scales})
+    check(of.scalar_type() == ScalarType::Byte && of.dim() == 2 && (of.stride(1) == 1 || of.size(1) <= 1),
+          "codes and scales: expected rows of bytes");
+  const int64_t rows = codes.size(0), blocks = block > 0 ? (length + block - 1) / block : 0;
+  check(bits >= 1 && bits <= 8 && block > 0 && block % 8 == 0, "block: codes are packed in groups of 8");
+  check(codes.size(1) == (length * bits + 7) / 8 && scales.size(0) == rows && scales.size(1) == blocks,
+        "codes or scales: not as many as the numbers have");
+  check(numbers.is_contiguous() && numbers.scalar_type() == ScalarType::Float && numbers.numel() == 1 << bits,
+        "numbers: expected one for each code");
+  Tensor out = empty({rows, length}, ScalarType::Float);
+  const float* const number = static_cast<const float*>(numbers.data_ptr());
+  const uint64_t mask = (1u << bits) - 1;
+  const int64_t bytes = codes.size(1), team = std::min(team_for(rows * length), std::max<int64_t>(rows, 1));
+  parallel(team, [&](int64_t c) {
+    for (int64_t r = rows * c / team; r < rows * (c + 1) / team; ++r) {
+      const uint8_t* const from = static_cast<const uint8_t*>(codes.data_ptr()) + r * codes.stride(0);
+      const uint8_t* const of_blocks = static_cast<const uint8_t*>(scales.data_ptr()) + r * scales.stride(0);
+      float* const to = static_cast<float*>(out.data_ptr()) + r * length;
+      for (int64_t i = 0, at = 0; i < length; i += 8, at += bits) {
+        const int32_t byte = of_blocks[i / block];
+        const int32_t scale = byte << 23 | (byte == 0 || byte == kNanScale ? 0x00400000 : 0);
+        float up;
+        __builtin_memcpy(&up, &scale, sizeof up);
+        uint64_t word = 0;
+        if (at + 8 <= bytes) __builtin_memcpy(&word, from + at, 8);
+        else __builtin_memcpy(&word, from + at, std::min(bits, bytes - at));
+        for (int64_t j = 0, n = std::min<int64_t>(8, length - i); j < n; ++j)
+          to[i + j] = number[word >> j * bits & mask] * up;
+      }
+    }
+  });
+  return out;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
@@ -538,11 +576,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def(
       "quantise_codes(Tensor x, int[] shape, int[] format, float largest, int rounding, int key, int number)"
       " -> (Tensor, Tensor, Tensor)");
+  m.def("quantise_decode(Tensor codes, Tensor scales, Tensor numbers, int length, int block, int bits) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) {
   m.impl("quantise_values", TORCH_BOX(&quantise_values));
   m.impl("quantise_codes", TORCH_BOX(&quantise_codes));
+  m.impl("quantise_decode", TORCH_BOX(&quantise_decode));
 }
 
 }  // namespace sparrow

@@ -34,6 +34,11 @@ def encode(x: Tensor, format: numerics.Format, axis: int, how: numerics.Rounding
     return numerics.encode(x, format, axis, how, _noise(x, how, draw))
 
 
+def decode(packed: numerics.Packed, format: numerics.Format, length: int) -> Tensor:
+    """See the package."""
+    return numerics.decode(packed, format, length)
+
+
 def _noise(x: Tensor, how: numerics.Rounding, draw: Draw) -> Tensor | None:
     if how != "stochastic":
         return None

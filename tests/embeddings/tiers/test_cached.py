@@ -18,7 +18,7 @@ from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache
 from sparrow.embeddings.tiers.cached import CachedStore
 from sparrow.kernels import Impl
-from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, split_bf16
+from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, mxfp4, mxfp8, split_bf16
 from sparrow.kernels.rules import RowRule, adagrad, rowwise_adagrad, sgd
 from tests.kernels.embedding_bag.cases import built, interpreted
 
@@ -30,6 +30,8 @@ FORMATS: dict[str, RowFormat] = {
     "split_bf16": split_bf16.Config(),
     "int8": int8.Config(),
     "int4": int4.Config(),
+    "mxfp8": mxfp8.Config(),
+    "mxfp4": mxfp4.Config(),
 }
 LRU, LFU = (Cache(fraction=0.128, policy=p) for p in ("lru", "lfu"))  # two sets  # type: ignore[arg-type]
 

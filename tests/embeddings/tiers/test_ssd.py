@@ -39,7 +39,7 @@ from sparrow.embeddings.spec import Cache, Tier
 from sparrow.embeddings.tiers import CachedStore, HostStore, RowStore, SsdStore, ssd, ssd_of, stored_in
 from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import Blocks
-from sparrow.kernels.formats import bf16, fp16, fp32, int4, int8, split_bf16
+from sparrow.kernels.formats import bf16, fp16, fp32, int4, int8, mxfp8, split_bf16
 from sparrow.kernels.rules import Regularization, RowRule, adagrad, adam, rowwise_adagrad, rowwise_adam, sgd
 from sparrow.trained.build import load_weights
 
@@ -53,6 +53,7 @@ FORMATS: dict[str, Any] = {
     "int8": int8.Config(rounding="nearest"),
     "fp16, stochastic": fp16.Config(),
     "int4, stochastic": int4.Config(),
+    "mxfp8, stochastic": mxfp8.Config(),
     "bf16, state too": bf16.Config(),
 }
 RULES: dict[str, RowRule] = {

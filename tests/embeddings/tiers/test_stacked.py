@@ -13,7 +13,7 @@ from sparrow.core import UserError
 from sparrow.embeddings import EmbeddingTables
 from sparrow.embeddings.spec import Cache, Tier
 from sparrow.embeddings.tiers import CachedStore, SsdStore, ssd_of
-from sparrow.kernels.formats import RowFormat, bf16, int4, int8
+from sparrow.kernels.formats import RowFormat, bf16, int4, int8, mxfp4
 from sparrow.kernels.rules import adam
 from tests.embeddings.tiers.test_ssd import (
     DIM,
@@ -29,7 +29,12 @@ from tests.embeddings.tiers.test_ssd import (
 )
 
 SMALL = Tier(name="ssd", fraction=0.25)
-FORMATS: dict[str, RowFormat] = {"int8": int8.Config(), "int4": int4.Config(), "bf16": bf16.Config()}
+FORMATS: dict[str, RowFormat] = {
+    "int8": int8.Config(),
+    "int4": int4.Config(),
+    "mxfp4": mxfp4.Config(),
+    "bf16": bf16.Config(),
+}
 CACHES: dict[str, Cache] = {
     "lru": Cache(fraction=0.06),
     "lfu": Cache(fraction=0.128, policy="lfu"),
@@ -47,7 +52,7 @@ def stores_of(tables: EmbeddingTables) -> tuple[CachedStore, SsdStore]:
 
 ALL = [(format, cache, mode) for format in FORMATS for cache in CACHES for mode in ("fused", "deferred")]
 QUICK = [("int8", "lru", "fused"), ("bf16", "lfu", "deferred"), ("int4", "protect 1", "deferred")]
-QUICK += [("int8", "all", "deferred")]
+QUICK += [("int8", "all", "deferred"), ("mxfp4", "lru", "deferred")]
 
 
 @pytest.mark.parametrize(

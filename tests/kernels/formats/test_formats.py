@@ -8,12 +8,26 @@ import pytest
 import torch
 
 from sparrow.core.config import Family
-from sparrow.kernels.formats import BLOCK, bf16, converted, fp16, fp32, int4, int8, split_bf16
+from sparrow.kernels.formats import (
+    BLOCK,
+    bf16,
+    converted,
+    fp16,
+    fp32,
+    int4,
+    int8,
+    mxfp4,
+    mxfp6,
+    mxfp8,
+    mxint8,
+    split_bf16,
+)
 from sparrow.numerics.rounding import noise
 from tests.kernels.formats import fbgemm
 from tests.kernels.formats.draws import KEY, stored, z_scores
 
 LOSSY: dict[str, Any] = {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4}
+LOSSY |= {"mxint8": mxint8, "mxfp8": mxfp8, "mxfp6": mxfp6, "mxfp4": mxfp4}
 each_lossy = pytest.mark.parametrize("name", LOSSY)
 
 

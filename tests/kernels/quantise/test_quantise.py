@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sparrow.core.errors import UserError
 from sparrow.kernels import missing
 from sparrow.kernels.quantise import Draw, encode, rounded
-from sparrow.numerics import ELEMENTS, FORMATS, Format, decode, whole
+from sparrow.kernels.quantise import decode as decode_rows
+from sparrow.numerics import ELEMENTS, FORMATS, Format, Packed, decode, whole
 
 pytestmark = pytest.mark.usefixtures("poison")
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
@@ -179,3 +180,29 @@ def test_large_tensors_are_stored_past_the_caches() -> None:
             if format.block != 17:
                 codes = encode(x, format, axis, impl="cpp").codes[:192]
                 assert same(codes, encode(part, format, axis, impl="reference").codes)
+
+
+@built
+def test_cpp_decodes_as_the_definition() -> None:
+    """Every byte as code and as scale; rows that lie apart; short last blocks."""
+    from sparrow.kernels.quantise import cpp
+
+    random, decoded = torch.Generator().manual_seed(0), 0
+    for name, format in formats():
+        for rows, length in ((0, 40), (1, 1), (3, 7), (20, 33), (256, 64), (5, 300)):
+            bytes_codes = -(-length * format.element.bits // 8)
+            if not cpp.decodes(format):
+                continue
+            assert isinstance(format.block, int)
+            wide = torch.randint(0, 256, (rows, bytes_codes + -(-length // format.block) + 3), generator=random)
+            wide = wide.to(torch.uint8)
+            wide[:, bytes_codes] = torch.arange(rows)
+            packed = Packed(wide[:, :bytes_codes], wide[:, bytes_codes:-3], None)
+            found, expected = (decode_rows(packed, format, length, impl=impl) for impl in ("cpp", "reference"))
+            assert same(found, expected), (name, rows, length)
+            decoded += 1
+    assert decoded > 60
+    packed = encode(drawn((2, 40, 30)), FORMATS["mxfp6"])
+    assert same(decode_rows(packed, FORMATS["mxfp6"], 30), decode(packed, FORMATS["mxfp6"], 30))
+    with pytest.raises(ValueError, match="not as many as the numbers have"):
+        decode_rows(packed, FORMATS["mxfp6"], 40)

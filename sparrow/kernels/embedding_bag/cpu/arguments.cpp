@@ -49,7 +49,14 @@ struct KnownFormat {
   ScalarType type;
   int64_t entry;
   int64_t (*width)(int64_t dim);
+  bool ceil;  // of MX formats
 };
+
+// Codes of so many bits, and a byte for each block.
+template <int bits>
+int64_t mx(int64_t dim) {
+  return (dim * bits + 7) / 8 + (dim + kBlock - 1) / kBlock;
+}
 
 const KnownFormat& format_of(const std::string& name) {
   static const auto all = [](int64_t dim) { return dim; };
@@ -59,7 +66,15 @@ const KnownFormat& format_of(const std::string& name) {
       {"bf16", kBf16, ScalarType::BFloat16, 2, all},
       {"split_bf16", kSplitBf16, ScalarType::BFloat16, 2, all},
       {"int8", kInt8, ScalarType::Byte, 1, [](int64_t dim) { return dim + 8; }},
-      {"int4", kInt4, ScalarType::Byte, 1, [](int64_t dim) { return (dim + 1) / 2 + 4; }}};
+      {"int4", kInt4, ScalarType::Byte, 1, [](int64_t dim) { return (dim + 1) / 2 + 4; }},
+      {"mxint8", kMxint8, ScalarType::Byte, 1, mx<8>, true},
+      {"mxint8_floor", kMxint8, ScalarType::Byte, 1, mx<8>},
+      {"mxfp8", kMxfp8, ScalarType::Byte, 1, mx<8>, true},
+      {"mxfp8_floor", kMxfp8, ScalarType::Byte, 1, mx<8>},
+      {"mxfp6", kMxfp6, ScalarType::Byte, 1, mx<6>, true},
+      {"mxfp6_floor", kMxfp6, ScalarType::Byte, 1, mx<6>},
+      {"mxfp4", kMxfp4, ScalarType::Byte, 1, mx<4>, true},
+      {"mxfp4_floor", kMxfp4, ScalarType::Byte, 1, mx<4>}};
   for (const KnownFormat& known : known_formats)
     if (name == known.name) return known;
   check(false, "format ", name, " has no C++ codec; use impl='reference'");
@@ -100,6 +115,7 @@ Tables::Tables(const std::vector<Tensor>& payload, const std::string& format_nam
       Level level{};
       level.first = table.rows;
       level.format = known.format;
+      level.ceil = known.ceil;
       level.rows = data<uint8_t>(rows, known.type, 2, "weight_RD");
       check(rows.size(1) == known.width(table.dim), "weight_RD: rows of ", rows.size(1), " entries, expected ",
             known.width(table.dim), " for ", table.dim, " columns");

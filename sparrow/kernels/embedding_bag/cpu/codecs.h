@@ -184,6 +184,42 @@ struct Int8 {
   }
 };
 
+// W codes of four bits from a column on, the low half of a byte first.
+template <int W>
+INLINE I<W> four_bits(const uint8_t* row, int64_t at) {
+  const uint8_t* const from = row + at / 2;
+  if constexpr (W == 1) {
+    return at % 2 ? from[0] >> 4 : from[0] & 15;
+  } else {
+#if LANES >= 8
+    // a byte in each eight, and its high half in the upper four of them
+    if constexpr (W == 8) {
+      if (at % 2 == 0) {
+        const __m256i pairs = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load_as<int32_t>(from)));
+        return bits_as<I<W>>(pairs | pairs << 28) & 15;
+      }
+    }
+#endif
+#if LANES == 16
+    if constexpr (W == 16) {
+      if (at % 2 == 0) {
+        const __m512i pairs = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(load_as<int64_t>(from)));
+        return bits_as<I<W>>(pairs | pairs << 28) & 15;
+      }
+    }
+#endif
+    // W codes are W / 2 bytes; those from an odd column on end within the byte after them
+    uint64_t packed = 0;
+    __builtin_memcpy(&packed, from, W / 2);
+    if (at % 2) packed = packed >> 4 | static_cast<uint64_t>(from[W / 2]) << (W * 4 - 4);
+    static constexpr uint32_t shift[16] = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
+    static constexpr int32_t in_low[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    const U<W> low = U<W>{} + static_cast<uint32_t>(packed), high = U<W>{} + static_cast<uint32_t>(packed >> 32);
+    const U<W> words = W <= 8 ? low : load_as<I<W>>(in_low) ? low : high;
+    return bits_as<I<W>>(U<W>(words >> load_as<U<W>>(shift) & 15u));
+  }
+}
+
 struct Int4 {
   const uint8_t* row;
   const float scale, bias;
@@ -193,43 +229,80 @@ struct Int4 {
         bias(from_fp16<1>(load_as<uint16_t>(row + (dim + 1) / 2 + 2))) {}
   template <int W>
   INLINE V<W> at(int64_t at) const {
-    return converted<V<W>, W>(codes<W>(at)) * scale + bias;
-  }
-  template <int W>
-  INLINE I<W> codes(int64_t at) const {
-    const uint8_t* const from = row + at / 2;
-    if constexpr (W == 1) {
-      return at % 2 ? from[0] >> 4 : from[0] & 15;
-    } else {
-#if LANES >= 8
-      // a byte in each eight, and its high half in the upper four of them
-      if constexpr (W == 8) {
-        if (at % 2 == 0) {
-          const __m256i pairs = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load_as<int32_t>(from)));
-          return bits_as<I<W>>(pairs | pairs << 28) & 15;
-        }
-      }
-#endif
-#if LANES == 16
-      if constexpr (W == 16) {
-        if (at % 2 == 0) {
-          const __m512i pairs = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(load_as<int64_t>(from)));
-          return bits_as<I<W>>(pairs | pairs << 28) & 15;
-        }
-      }
-#endif
-      // W codes are W / 2 bytes; those from an odd column on end within the byte after them
-      uint64_t packed = 0;
-      __builtin_memcpy(&packed, from, W / 2);
-      if (at % 2) packed = packed >> 4 | static_cast<uint64_t>(from[W / 2]) << (W * 4 - 4);
-      static constexpr uint32_t shift[16] = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
-      static constexpr int32_t in_low[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
-      const U<W> low = U<W>{} + static_cast<uint32_t>(packed), high = U<W>{} + static_cast<uint32_t>(packed >> 32);
-      const U<W> words = W <= 8 ? low : load_as<I<W>>(in_low) ? low : high;
-      return bits_as<I<W>>(U<W>(words >> load_as<U<W>>(shift) & 15u));
-    }
+    return converted<V<W>, W>(four_bits<W>(row, at)) * scale + bias;
   }
 };
+
+// An element of numerics/elements.py, as a row of MX codes has it. complement: negative codes are two's complements,
+// and all numbers are whole. most: the code of the largest number.
+template <int bits_, int mantissa_, int bias_, int32_t most_, bool complement_ = false>
+struct Element {
+  static constexpr int bits = bits_, mantissa = mantissa_, bias = bias_;
+  static constexpr int32_t most = most_;
+  static constexpr bool complement = complement_;
+  static constexpr int largest_exponent = (most >> mantissa) - bias;
+  static constexpr float unit = static_cast<float>(1ll << (bias + mantissa - 1));  // as many small steps are 1
+  static constexpr float largest = static_cast<float>((most & ((1 << mantissa) - 1)) | 1 << mantissa) / unit *
+                                   static_cast<float>(1 << ((most >> mantissa) - 1));
+};
+
+// W codes of an MX row from a column on. After the codes come the bytes of the scales.
+template <int bits, int W>
+INLINE I<W> codes_at(const uint8_t* row, int64_t at) {
+  if constexpr (bits == 8) {
+    return widened<W>(load_as<B<W>>(row + at));
+  } else if constexpr (bits == 4) {
+    return four_bits<W>(row, at);
+  } else {
+    static_assert(bits == 6);
+    const uint8_t* const from = row + at * 6 / 8;
+    const uint32_t skip = at * 6 % 8;
+    if constexpr (W == 1) return (from[0] | from[1] << 8) >> skip & 63;
+    // four codes are three bytes: wherever they begin, a word of four bytes holds them
+    static constexpr uint32_t shift[16] = {0, 6, 12, 18, 0, 6, 12, 18, 0, 6, 12, 18, 0, 6, 12, 18};
+    uint32_t words[W];
+    for (int i = 0; i < W; ++i) words[i] = load_as<uint32_t>(from + i / 4 * 3);
+    return bits_as<I<W>>(U<W>(load_as<U<W>>(words) >> (load_as<U<W>>(shift) + skip) & 63u));
+  }
+}
+
+// The scale of a block, 2 to the power of its byte - 127; 255 says that the block is not a number.
+INLINE float scale_of(int32_t byte) { return bits_as<float>(byte << 23 | (byte == 0 || byte == 255 ? 0x00400000 : 0)); }
+
+template <class E_>
+struct Mx {
+  using E = E_;
+  const uint8_t *row, *scales;
+  INLINE Mx(const uint8_t* row, int64_t dim) : row(row), scales(row + (dim * E::bits + 7) / 8) {}
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
+    const int64_t block = at / kBlock, last = (at + W - 1) / kBlock;
+    V<W> scale = V<W>{} + scale_of(scales[block]);
+    if constexpr (W > 1) {
+      static constexpr int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+      if (last != block) {
+        const int32_t first = static_cast<int32_t>(last * kBlock - at);
+        scale = load_as<I<W>>(lane) < first ? scale : V<W>{} + scale_of(scales[last]);
+      }
+    }
+    return number<W>(at) * scale;
+  }
+  template <int W>
+  INLINE V<W> number(int64_t at) const {
+    const I<W> code = codes_at<E::bits, W>(row, at);
+    if constexpr (E::complement) return converted<V<W>, W>(I<W>((code << 24) >> 24)) * (1 / E::unit);
+    const I<W> sign = (code >> (E::bits - 1)) << 31;
+    const I<W> size = (code & ((1 << (E::bits - 1)) - 1)) << (23 - E::mantissa);
+    const I<W> normal = size + ((127 - E::bias) << 23);
+    // a subnormal lacks the leading one: put it there, and take it away as a float
+    const V<W> subnormal = bits_as<V<W>>(I<W>(size + ((128 - E::bias) << 23))) - bits_as<float>((128 - E::bias) << 23);
+    return bits_as<V<W>>(I<W>((size < (1 << 23) ? bits_as<I<W>>(subnormal) : normal) | sign));
+  }
+};
+using Mxint8 = Mx<Element<8, 6, 1, 127, true>>;
+using Mxfp8 = Mx<Element<8, 3, 7, 126>>;
+using Mxfp6 = Mx<Element<6, 3, 1, 31>>;
+using Mxfp4 = Mx<Element<4, 1, 1, 7>>;
 
 // Rows of which some are fp32: see `Places`.
 template <class Other>
@@ -292,6 +365,10 @@ void decode(const Level& level, int64_t row, int64_t dim, float* to) {
     case kBf16: return decode_by<Bf16>(from, dim, to);
     case kInt8: return decode_by<Int8>(from, dim, to);
     case kInt4: return decode_by<Int4>(from, dim, to);
+    case kMxint8: return decode_by<Mxint8>(from, dim, to);
+    case kMxfp8: return decode_by<Mxfp8>(from, dim, to);
+    case kMxfp6: return decode_by<Mxfp6>(from, dim, to);
+    case kMxfp4: return decode_by<Mxfp4>(from, dim, to);
     case kSplitBf16: break;
   }
   const uint8_t* const low = level.low + row * dim * 2;
@@ -501,7 +578,79 @@ void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise
   store_as(to + pairs + 2, bias);
 }
 
-// A row after its rule. scratch: of at least dim + 1 bytes.
+// The bits of the largest magnitude of some numbers, NaN if one is.
+INLINE int32_t largest_of(const float* from, int64_t count) {
+  const auto by = [&](auto lanes) __attribute__((always_inline)) {
+    constexpr int W = decltype(lanes)::width;
+    const auto larger = [](const auto& a, const auto& b) {
+      constexpr int N = sizeof a / 4;
+      const I<N> x = bits_as<I<N>>(a), y = bits_as<I<N>>(b);
+      return bits_as<V<N>>(I<N>(x > y ? x : y));
+    };
+    V<W> most{};
+    each_of<W>(count, [&](auto, int64_t at) {
+      most = larger(most, bits_as<V<W>>(I<W>(load_as<I<W>>(from + at) & 0x7fffffff)));
+    });
+    return bits_as<int32_t>(folded<W>(most, larger));
+  };
+  return count >= LANES ? by(Lanes<LANES>{}) : by(Lanes<1>{});
+}
+
+// Eight codes of a byte each as eight of so many bits, in the low bits.
+template <int bits>
+INLINE uint64_t squeezed(uint64_t w) {
+  constexpr uint64_t one = 0x00ff00ff00ff00ff, two = 0x0000ffff0000ffff, four = 0x00000000ffffffff;
+  w = (w & one) | (w & ~one) >> (8 - bits);
+  w = (w & two) | (w & ~two) >> (16 - 2 * bits);
+  return (w & four) | (w & ~four) >> (32 - 4 * bits);
+}
+
+// The codes of a row are made a byte each, and then packed.
+template <class Row>
+void encode_mx(const Level& level, const float* from, int64_t dim, uint8_t* to, const Noise& noise, float* scratch) {
+  using E = typename Row::E;
+  constexpr int32_t top = 127 - E::largest_exponent;  // under a larger one, decoded numbers would be infinite
+  const int64_t bytes = (dim * E::bits + 7) / 8;
+  uint8_t* const codes = E::bits == 8 ? to : reinterpret_cast<uint8_t*>(scratch);
+  if (E::bits < 8) __builtin_memset(codes + dim, 0, 8);
+  for (int64_t begin = 0; begin < dim; begin += kBlock) {
+    const int64_t count = dim - begin < kBlock ? dim - begin : kBlock;
+    const int32_t most = largest_of(from + begin, count);
+    if (most >= 0x7f800000) {  // one is not finite: so is the block
+      __builtin_memset(codes + begin, 0, count);
+      to[bytes + begin / kBlock] = 255;
+      continue;
+    }
+    int32_t exponent = (most >> 23) - 127 - E::largest_exponent;
+    exponent = exponent < -127 ? -127 : exponent < top ? exponent : top;
+    if (level.ceil && exponent < top && bits_as<float>(most) > E::largest * scale_of(exponent + 127)) ++exponent;
+    to[bytes + begin / kBlock] = static_cast<uint8_t>(exponent + 127);
+    const float down = scale_of(127 - exponent);
+    each(count, [&](auto lanes, int64_t at) {
+      constexpr int W = decltype(lanes)::width;
+      constexpr int32_t least = (128 - E::bias) << 23;  // of numbers that have all bits
+      constexpr uint32_t last = uint32_t{254 + E::mantissa}
+                                << 23;  // less an exponent: 1 over the step of numbers there
+      const I<W> y = bits_as<I<W>>(V<W>(load<W>(from + begin + at) * down)), size = y & 0x7fffffff;
+      const I<W> place = (size & 0x7f800000) > least ? size & 0x7f800000 : I<W>{} + least;
+      const V<W> steps = bits_as<V<W>>(size) * bits_as<V<W>>(U<W>(last - bits_as<U<W>>(place)));
+      const I<W> rounded = noise.on ? whole<W>(steps, noise.template at<W>(begin + at)) : nearest<W>(steps);
+      I<W> code = ((place - least) >> (23 - E::mantissa)) + rounded;
+      code = code < E::most ? code : I<W>{} + E::most;
+      const I<W> negative = y >> 31;  // all bits of it
+      if constexpr (E::complement) code = ((code ^ negative) - negative) & 255;
+      else code = code | (negative & (1 << (E::bits - 1)));
+      store_as(codes + begin + at, bytes_of<W>(code));
+    });
+  }
+  if constexpr (E::bits < 8)
+    for (int64_t first = 0, at = 0; first < dim; first += 8, at += E::bits) {
+      uint64_t word = squeezed<E::bits>(load_as<uint64_t>(codes + first));
+      for (int64_t i = at; i < at + E::bits && i < bytes; ++i, word >>= 8) to[i] = static_cast<uint8_t>(word);
+    }
+}
+
+// A row after its rule. scratch: of at least dim + 8 bytes.
 void encode(const Level& level, int64_t row, int64_t dim, const Rounding& rounding, const float* from, float* scratch) {
   uint8_t* const to = level.row(row);
   const Noise noise(level.stochastic, rounding, 0, level.number(row), rounding.column);
@@ -519,6 +668,10 @@ void encode(const Level& level, int64_t row, int64_t dim, const Rounding& roundi
       });
     case kInt8: return encode_int8(from, dim, to, noise);
     case kInt4: return encode_int4(from, dim, to, noise, scratch);
+    case kMxint8: return encode_mx<Mxint8>(level, from, dim, to, noise, scratch);
+    case kMxfp8: return encode_mx<Mxfp8>(level, from, dim, to, noise, scratch);
+    case kMxfp6: return encode_mx<Mxfp6>(level, from, dim, to, noise, scratch);
+    case kMxfp4: return encode_mx<Mxfp4>(level, from, dim, to, noise, scratch);
     case kSplitBf16: break;
   }
   uint8_t* const low = level.low + row * dim * 2;

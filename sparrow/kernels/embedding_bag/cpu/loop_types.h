@@ -27,10 +27,11 @@ INLINE void prefetch(const void* row, int64_t bytes) {
 constexpr int64_t kScratchRow(int64_t dim) { return (dim + 15) / 16 * 16; }
 constexpr int64_t kScratch(int64_t dim) { return 9 * kScratchRow(dim); }
 
-enum Format { kFp32, kFp16, kBf16, kSplitBf16, kInt8, kInt4 };
+enum Format { kFp32, kFp16, kBf16, kSplitBf16, kInt8, kInt4, kMxint8, kMxfp8, kMxfp6, kMxfp4 };
 
 enum RuleKind { kSgd, kRowwiseAdagrad, kAdagrad, kAdam, kRowwiseAdam };
 constexpr int64_t kFields = 3;  // the most state fields of a rule
+constexpr int64_t kBlock = 32;  // columns of an MX row that share a scale
 
 struct Rule {
   RuleKind kind;
@@ -52,6 +53,7 @@ struct Level {
   int64_t first;  // its first slot
   Format format;
   bool stochastic;  // how rows are rounded; else to nearest
+  bool ceil;        // of MX formats: no scale cuts off a number
   uint8_t* rows;
   int64_t bytes;          // of a row in `rows`
   uint8_t* low;           // the low halves of kSplitBf16

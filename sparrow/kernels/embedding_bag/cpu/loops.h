@@ -522,6 +522,10 @@ APART void update_shape(const Update& u, const Shape<W, K>& shape) {
     case kSplitBf16: EITHER(F, Bf16, arguments)              \
     case kInt8: EITHER(F, Int8, arguments)                   \
     case kInt4: EITHER(F, Int4, arguments)                   \
+    case kMxint8: EITHER(F, Mxint8, arguments)               \
+    case kMxfp8: EITHER(F, Mxfp8, arguments)                 \
+    case kMxfp6: EITHER(F, Mxfp6, arguments)                 \
+    case kMxfp4: EITHER(F, Mxfp4, arguments)                 \
   }
 #define EITHER(F, Codec, arguments)                           \
   if (arguments.at.mixed) {                                   \

@@ -7,3 +7,5 @@ format and rule.
 Every product and sum is rounded on its own (no fused multiply-add), and divisions and roots are those of IEEE, so that
 rows get the bits of the reference.
 """
+
+CODECS = ("fp32", "fp16", "bf16", "split_bf16", "int8", "int4")  # row formats that they know

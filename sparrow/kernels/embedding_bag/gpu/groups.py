@@ -13,13 +13,13 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.kernels.embedding_bag.arguments import Rows, Table, Tables
+from sparrow.kernels.embedding_bag.gpu import CODECS
 from sparrow.kernels.embedding_bag.gpu.launch import block_of, numbers, rows_of
 from sparrow.kernels.rules import RowRule
 
 # numbers of a table: its own, then those of each level
 KEY, FIRST_ROW, FIRST_COLUMN, TABLE, OWN = (tl.constexpr(i) for i in range(5))
 BEGIN, COUNT, TOUCHED, CHANGED, ROWS, WEIGHT, LOW, STATE0, STATE1, STATE2, LEVEL = (tl.constexpr(i) for i in range(11))
-CODECS = ("fp32", "fp16", "bf16", "split_bf16", "int8", "int4")
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam")
 FIELDS = 3  # of a rule's state, at most
 Purpose = Literal["values", "rows", "dims"]
