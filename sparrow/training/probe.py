@@ -25,22 +25,26 @@ from sparrow.numerics.learned import MatrixNormal, Moments
 FILE = "probe.safetensors"
 FORMAT = "1"
 EVERY = 100  # steps
-ROWS = 256  # of a product, that a snapshot takes at most
-PARTS = ("x", "grad", "weight")
+FEWEST, ROWS = 32, 256  # of a product, that a snapshot takes
+PARTS = ("x", "grad", "sizes", "weight")
 
 
 @dataclass(kw_only=True, eq=False)
 class Learned:
-    """Of a product y = x W^T: the distributions of the rows of x and of dy, and of W."""
+    """Of a product y = x W^T: the distributions of the rows of x and of dy, and of W.
+
+    sizes: of the logarithm of |dy| of rows that are not 0. It varies far more than a normal distribution of dy has it.
+    """
 
     x: Moments
     grad: Moments
+    sizes: Moments
     weight: MatrixNormal
 
     @classmethod
     def empty(cls, shape: tuple[int, int]) -> Learned:
         """Returns what is known before the first row. shape: of W, [out, in]."""
-        return cls(x=Moments(shape[1]), grad=Moments(shape[0]), weight=MatrixNormal(shape))
+        return cls(x=Moments(shape[1]), grad=Moments(shape[0]), sizes=Moments(1), weight=MatrixNormal(shape))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -55,7 +59,8 @@ class Probe:
     whose rows are not finite are left out. Of products of two activations, and of several weights at once, nothing is
     learnt.
 
-    A snapshot of W costs as much as some hundred rows. So of wide products in small batches it takes only some.
+    A snapshot takes a sixteenth of a batch, between FEWEST and ROWS rows. One of W costs as much as some hundred rows,
+    so of wide products in small batches only some snapshots take it.
 
     Args:
         model: None switches it off.
@@ -71,7 +76,7 @@ class Probe:
         self.found: dict[str, Learned] = {}
         self._model, self._world, self._every = model, world or World(), every
         self._batch_size = batch_size
-        self._rows = rows or min(ROWS, max(1, batch_size // 4 // self._world.size))
+        self._rows = rows or max(1, min(ROWS, max(FEWEST, batch_size // 16)) // self._world.size)
         self._turn, self._written = 0, -1
         self._weighed: set[str] = set()  # in this snapshot
 
@@ -91,7 +96,9 @@ class Probe:
         mine = self.found[name]
         mine.x.update(of.x.cpu())
         mine.grad.update(of.grad.cpu())
-        each = -(-4 * max(mine.shape) // self._batch_size)
+        sizes = torch.linalg.vector_norm(of.grad.cpu(), dim=1)
+        mine.sizes.update(sizes[sizes > 0].log()[:, None])
+        each = -(-16 * max(mine.shape) // self._batch_size)
         if self._world.rank == 0 and name not in self._weighed and self._turn % each == 0:
             self._weighed.add(name)
             mine.weight.update(of.weight.cpu())
@@ -120,7 +127,8 @@ class Probe:
         merged = {}
         for name in sorted(shapes):
             mine = self.found.get(name) or Learned.empty(shapes[name])
-            merged[name] = Learned(x=self._summed(mine.x), grad=self._summed(mine.grad), weight=mine.weight)
+            x, grad, sizes = (self._summed(of) for of in (mine.x, mine.grad, mine.sizes))
+            merged[name] = Learned(x=x, grad=grad, sizes=sizes, weight=mine.weight)
         return merged
 
     def _summed(self, mine: Moments) -> Moments:
@@ -182,7 +190,8 @@ def load(path: Path) -> tuple[dict[str, Learned], int]:
         found = {}
         for site, of in parts.items():
             x, grad = Moments.of(of["x"]), Moments.of(of["grad"])
-            learned = Learned(x=x, grad=grad, weight=MatrixNormal.of(of["weight"]))
+            sizes, weight = Moments.of(of["sizes"]), MatrixNormal.of(of["weight"])
+            learned = Learned(x=x, grad=grad, sizes=sizes, weight=weight)
             if learned.shape != (len(grad.mean), len(x.mean)):
                 raise ValueError(f"{site}: sizes do not fit each other")
             found[site] = learned

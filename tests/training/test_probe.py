@@ -46,7 +46,7 @@ def test_a_probed_run_has_the_bits_of_one_that_is_not(prepared: Path, tmp_path: 
     weights = {"cross.weights.0", "cross.weights.1", "head.weight"}
     assert weights < found.keys()
     for name, learned in found.items():
-        assert learned.x.count == learned.grad.count == 6 * 64, name  # snapshots, rows of each
+        assert learned.x.count == learned.grad.count == 6 * 32, name  # snapshots, rows of each
         assert learned.weight.draws >= 1
         assert learned.x.covariance[0].isfinite().all()
 
@@ -64,6 +64,8 @@ def test_what_is_learnt_is_what_the_model_reads(prepared: Path, tmp_path: Path) 
             torch.testing.assert_close(moments.mean, rows.mean(0))
             want = torch.cov(rows.t()).view_as(moments.covariance[0])
             assert float((moments.covariance[0] - want).norm()) <= 1e-5 * float(want.norm())
+        sizes = torch.cat([of.grad for of in several]).norm(dim=1)
+        assert float(learned.sizes.covariance[0]) == pytest.approx(float(sizes[sizes > 0].log().var()), rel=1e-4)
 
 
 def test_a_resumed_run_goes_on_with_what_it_had_learnt(prepared: Path, tmp_path: Path) -> None:

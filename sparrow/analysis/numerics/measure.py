@@ -162,17 +162,30 @@ def compared(which: str, of: Operands, precisions: Sequence[str]) -> dict[str, t
 def drawn(learned: Learned, weight: Tensor | None, seed: int) -> Operands:
     """Returns operands drawn from what a probe knows: PAIRS of ROWS rows.
 
+    Rows of dy differ in size as those that were seen. They are drawn about 0, because x and dy are drawn apart: with
+    the means of both, dy^T x would have a part that grows with the number of rows, where training has come to rest it
+    has none.
+
     Args:
         learned: the distributions.
         weight: W [out, in], which all pairs have. None draws one for each pair, so that there are PAIRS matrices.
         seed: of what is drawn.
     """
     random = torch.Generator().manual_seed(seed)
-    x, grad = (of.drawn(PAIRS * ROWS, random) for of in (learned.x, learned.grad))
+    x, grad = learned.x.drawn(PAIRS * ROWS, random), learned.grad.drawn(PAIRS * ROWS, random)
+    grad = (grad - learned.grad.mean.float()) * _sizes(grad, learned, random)
     if weight is not None:
         return Operands(x, weight, grad, len(x))
     x, grad = (of.unflatten(0, (PAIRS, ROWS)) for of in (x, grad))
     return Operands(x, learned.weight.drawn(PAIRS, random), grad, PAIRS * ROWS)
+
+
+def _sizes(grad: Tensor, learned: Learned, random: torch.Generator) -> Tensor:
+    """Returns factors of rows of dy [R, 1] that make the logarithms of their sizes vary as much as those seen."""
+    sizes = torch.linalg.vector_norm(grad, dim=1)
+    have = float(sizes[sizes > 0].log().var()) if bool((sizes > 0).any()) else 0.0
+    more = max(float(learned.sizes.covariance[0]) - have, 0.0)
+    return (more**0.5 * torch.randn(len(grad), 1, generator=random) - more).exp()  # whose mean square is 1
 
 
 def standard(like: Operands, seed: int) -> Operands:

@@ -62,6 +62,22 @@ def test_figures_are_those_of_plain_torch(found: Numerics) -> None:
     assert names | set(found.unseen) == set(named_sites(restore(found.run_dir).model.model))
 
 
+def test_drawn_rows_look_like_those_that_were_seen(found: Numerics) -> None:
+    """Their second moments, and how much the sizes of gradients vary, up to what 1,600 rows can tell."""
+    for site in found.sites:
+        assert site.learned is not None
+        of = measure.drawn(site.learned, site.operands.weight, seed=3)
+        want, got = site.learned.x.covariance[0], torch.cov(of.x.t())
+        assert float((got.view_as(want) - want).norm()) < 0.25 * float(want.norm())
+        if site.shape[0] >= 8:  # a normal number by itself has sizes that vary more
+            sizes = [rows.norm(dim=1) for rows in (of.grad, site.operands.grad)]
+            drawn, seen = (float(one[one > 0].log().var()) for one in sizes)
+            assert drawn == pytest.approx(seen, rel=0.35)
+        assert float(of.grad.mean(0).norm()) < 0.2 * float(of.grad.norm(dim=1).mean())
+        several = measure.drawn(site.learned, None, seed=3)
+        assert several.weight.shape == (measure.PAIRS, *site.shape)
+
+
 def test_flops_are_those_of_the_weights(found: Numerics) -> None:
     for site in found.sites:
         assert site.each == 1.0
