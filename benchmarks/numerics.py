@@ -70,7 +70,7 @@ from sparrow.training import probe, train
 
 PRECISIONS = ("fp8", "mxfp8", "mxfp6", "mx6", "mxfp4")
 MODELS = ("dcnv2", "wukong")
-LOG = {"rows": 600_000, "users": 20_000, "items": 5_000, "zipf": 1.1, "categorical": 8, "numeric": 6, "history": 0}
+LOG = {"rows": 300_000, "users": 20_000, "items": 5_000, "zipf": 1.1, "categorical": 8, "numeric": 6, "history": 0}
 QUICK = LOG | {"rows": 40_000}
 
 
@@ -89,7 +89,7 @@ def runs(work: Path, quick: bool) -> Iterator[tuple[str, Path]]:
             place = work / f"{model} {seed}"
             if not place.exists():
                 leaves: dict[str, Any] = {"run_dir": str(place), "model.name": model, "seed": seed, "threads": 1}
-                leaves |= {"data.batch_size": 256 if quick else 1024, "log.tensorboard": False}
+                leaves |= {"data.batch_size": 256 if quick else 512, "log.tensorboard": False}
                 train(Run.of(log, leaves), probe=True)
             yield f"{model}, seed {seed}", place
 

@@ -61,10 +61,12 @@ def _show_products(done: Numerics) -> None:
     from sparrow.cli import _show
 
     table = _show.Table(title=f"{done.run_dir}: products in {done.shown}", title_justify="left", box=_show.SLIM)
-    for name in HEADER:
-        table.add_column(name, justify="left" if name in ("product", "pass", "chosen", "why") else "right")
+    shown = [at for at, name in enumerate(HEADER) if name != "why"]  # in words, which the page has
+    for at in shown:
+        left = HEADER[at] in ("product", "pass", "chosen")
+        table.add_column(HEADER[at], justify="left" if left else "right", no_wrap=at == 0)
     for line in rows(done):
-        table.add_row(*(_show.escape(str(cell)) for cell in line))
+        table.add_row(*(_show.escape(str(line[at])) for at in shown))
     _show.out.print(table)
 
 

@@ -127,7 +127,8 @@ def _map(
     axis.imshow(shaded, aspect="auto", cmap="Reds", norm=LogNorm(least, 2 * most))
     for y, row in enumerate(values):
         for x, value in enumerate(row):
-            axis.text(x, y, form.format(value), ha="center", va="center", fontsize=6)
+            color = "white" if shaded[y][x] > (least * most**2) ** (1 / 3) else "black"  # where two thirds are dark
+            axis.text(x, y, form.format(value), ha="center", va="center", fontsize=6, color=color)
     axis.set_xticks(range(len(shown)), shown, rotation=45, ha="right")
     axis.set_yticks(range(len(names)), names)
     axis.tick_params(length=0)

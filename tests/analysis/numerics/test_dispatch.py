@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from sparrow.analysis.numerics.dispatch import (
     judged,
     milliseconds,
     recipe_of,
+    verdicts,
     within_budget,
 )
-from sparrow.analysis.numerics.measure import PASSES
+from sparrow.analysis.numerics.measure import PASSES, Site
 from sparrow.core.config import from_dict
 from sparrow.layers import Precision, named_sites
 from sparrow.layers.candidates import candidates
@@ -29,6 +31,7 @@ from sparrow.layers.precision import recipe_file
 from sparrow.layers.recipe import Recipe
 from sparrow.layers.watch import Operands
 from sparrow.models import dcnv2
+from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
 from sparrow.training import train
 from tests.analysis.bits.test_search import quiet
@@ -120,3 +123,17 @@ def test_the_budget_is_kept_by_all_together(prepared: Path, tmp_path: Path, monk
     assert tight == Precision()
     assert all(site.recipe is None for site in named_sites(found.model.model).values())
     assert within_budget(found, {name: [verdict()] * 3 for name in low}, judge, 1.0, quiet) == (Precision(), None)
+
+
+def test_sizes_that_a_candidate_does_not_take_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Operands(torch.randn(40, 30), torch.randn(20, 30), torch.randn(40, 20), 40)
+    site = Site(name="a", high=False, operands=of, learned=None, each=1.0, flops=1200.0)
+    monkeypatch.setattr(candidates()["bf16"], "missing", lambda device: "")
+    monkeypatch.setattr(candidates()["bf16"], "takes", lambda a, b: a.shape != (40, 30))
+    found = verdicts([site, dataclasses.replace(site, name="b", high=True)], Run.of("log", {"threads": 1}), quiet)
+    assert found.keys() == {"a"}
+    forward, *others = found["a"]
+    assert forward.chosen == HIGH
+    assert forward.milliseconds.keys() == {HIGH}
+    assert "bf16: its units do not take these sizes" in forward.why
+    assert all(verdict.milliseconds.keys() == {HIGH, "bf16"} for verdict in others)
