@@ -211,12 +211,8 @@ class Trainer:
         heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
         old = {s: signal.signal(s, self._on_signal) for s in heard}
         evaluated = self.last_evaluation.get("step") == self.step
-        self.log = RunLog(
-            self.dir.path if self.ranks.leads else None,
-            tensorboard=self.run.log.tensorboard,
-            step=self.step,
-            evaluated=evaluated,
-        )
+        place, events = self.dir.path if self.ranks.leads else None, self.run.log.tensorboard
+        self.log = RunLog(place, tensorboard=events, step=self.step, evaluated=evaluated)
         self.listen("begin", {"step": self.step, "total": self.total_steps, "labels": self.labels})
         self.ranks.world.step, self.ranks.world.stage = self.step, "between steps"
         if self.run.schedule.warmup_steps >= self.total_steps:
