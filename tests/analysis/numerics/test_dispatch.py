@@ -130,7 +130,8 @@ def test_sizes_that_a_candidate_does_not_take_are_left_to_others(monkeypatch: py
     site = Site(name="a", high=False, operands=of, learned=None, each=1.0, flops=1200.0)
     monkeypatch.setattr(candidates()["bf16"], "missing", lambda device: "")
     monkeypatch.setattr(candidates()["bf16"], "takes", lambda a, b: a.shape != (40, 30))
-    found = verdicts([site, dataclasses.replace(site, name="b", high=True)], Run.of("log", {"threads": 1, "data.batch_size": 40}), quiet)
+    run = Run.of("log", {"threads": 1, "data.batch_size": 40})
+    found = verdicts([site, dataclasses.replace(site, name="b", high=True)], run, quiet)
     assert found.keys() == {"a"}
     forward, *others = found["a"]
     assert forward.chosen == HIGH
