@@ -37,14 +37,14 @@ class Moments:
 
     def update(self, x_RK: Tensor) -> None:
         """Take rows [R, columns] into account."""
-        x_RK = x_RK.double()
-        mean_K, rows = x_RK.mean(0), len(x_RK)
+        mean_K, rows = x_RK.mean(0, dtype=torch.float64), len(x_RK)
         if not rows:
             return
         total = self.count + rows
         apart_K = mean_K - self.mean
         # how far both means lie apart is one more row, so that each number of a covariance is written once
-        centred = torch.cat([x_RK - mean_K, apart_K[None] * (self.count * rows / total) ** 0.5]).float()
+        apart_1K = apart_K[None] * (self.count * rows / total) ** 0.5
+        centred = torch.cat([x_RK - mean_K.float(), apart_1K.float()])
         for span, scatter in zip(self.spans, self.scatter, strict=True):
             part = centred[:, span]
             scatter.addmm_(part.t(), part)

@@ -25,7 +25,7 @@ from sparrow.numerics.learned import MatrixNormal, Moments
 FILE = "probe.safetensors"
 FORMAT = "1"
 EVERY = 100  # steps
-FEWEST, ROWS = 32, 256  # of a product, that a snapshot takes
+FEWEST, ROWS = 32, 128  # of a product, that a snapshot takes
 PARTS = ("x", "grad", "sizes", "weight")
 
 
@@ -59,7 +59,7 @@ class Probe:
     whose rows are not finite are left out. Of products of two activations, and of several weights at once, nothing is
     learnt.
 
-    A snapshot takes a sixteenth of a batch, between FEWEST and ROWS rows. One of W costs as much as some hundred rows,
+    A snapshot takes a 32nd of a batch, between FEWEST and ROWS rows. One of W costs as much as some hundred rows,
     so of wide products in small batches only some snapshots take it.
 
     Args:
@@ -76,7 +76,7 @@ class Probe:
         self.found: dict[str, Learned] = {}
         self._model, self._world, self._every = model, world or World(), every
         self._batch_size = batch_size
-        self._rows = rows or max(1, min(ROWS, max(FEWEST, batch_size // 16)) // self._world.size)
+        self._rows = rows or max(1, min(ROWS, max(FEWEST, batch_size // 32)) // self._world.size)
         self._turn, self._written = 0, -1
         self._weighed: set[str] = set()  # in this snapshot
 

@@ -20,9 +20,10 @@ def covariance(of: Moments) -> Tensor:
     return torch.block_diag(*of.covariance)
 
 
+@pytest.mark.parametrize("shift", [5.0, 1000.0])
 @pytest.mark.parametrize("chunks", [[500], [1] * 500, [3, 200, 0, 297], [499, 1]])
-def test_rows_in_any_parts_give_what_all_of_them_give(chunks: list[int]) -> None:
-    x = rows(500, 12)
+def test_rows_in_any_parts_give_what_all_of_them_give(chunks: list[int], shift: float) -> None:
+    x = rows(500, 12, shift=shift)
     found = Moments(12)
     for part in x.split(chunks):
         found.update(part)
