@@ -15,6 +15,7 @@ from sparrow.analysis.numerics import measure
 from sparrow.analysis.numerics.found import Numerics
 from sparrow.analysis.numerics.report import numerics
 from sparrow.cli import main
+from sparrow.core import UserError
 from sparrow.features.schema import Split
 from sparrow.layers import Precision, named_sites
 from sparrow.layers.precision import recipe_file
@@ -23,7 +24,7 @@ from sparrow.numerics import FORMATS, rounded
 from sparrow.numerics.errors import errors, qsnr
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
-from sparrow.training import train
+from sparrow.training import probe, train
 from tests.analysis.pages import page
 from tests.runs import small_run
 
@@ -167,3 +168,11 @@ def test_a_stream_is_judged_by_its_last_rows(log: Path, tmp_path: Path) -> None:
     labels = torch.cat([batch.labels_BT for batch in dataset.loader(1000)])
     assert torch.equal(judge.batch.labels_BT, labels[-judge.batch.batch_size :])
     assert pq.read_table(log).num_rows == len(labels)
+
+
+def test_a_probe_of_another_model_is_refused_in_a_line(trained: Path) -> None:
+    name = "cross.weights.0"
+    probe.save(trained / probe.FILE, {name: probe.Learned.empty((5, 7))}, 3)
+    with pytest.raises(UserError, match=r"cross.weights.0: probe.safetensors has a product of 5 x 7.*delete that file"):
+        numerics(trained, rows=400)
+    (trained / probe.FILE).unlink()
