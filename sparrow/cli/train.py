@@ -38,6 +38,8 @@ class Arguments:
     """Try several settings for so long, such as 60s or 10m, and keep the run that is best on the valid part."""
     profile: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Write a trace of some steps (trace.json.gz, for Perfetto) and a table of where their time goes."""
+    probe: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Learn how the operands of each product are distributed (probe.safetensors, for `sparrow numerics`)."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
         _help([a for a in arguments if a not in ("-h", "--help")])
     known, rest = parse(Arguments, arguments, "train", unknown=True)
+    from sparrow.analysis.numerics.auto import settled
     from sparrow.analysis.picture import draw
     from sparrow.cli import _show
     from sparrow.distributed import Lobby, leads, said
@@ -74,7 +77,9 @@ def main(arguments: Sequence[str]) -> int:
             results = search(known.run, given, seconds(known.budget), overwrite=known.overwrite, listener=view)
             run = Run.load(Path(results["run_dir"]) / "run.toml")
         else:
-            results = train(run, resume=known.resume, overwrite=known.overwrite, profile=known.profile, listener=view)
+            run = settled(run, resume=known.resume, overwrite=known.overwrite, listener=view)
+            how = {"resume": known.resume, "overwrite": known.overwrite, "profile": known.profile, "probe": known.probe}
+            results = train(run, **how, listener=view)
     finally:
         view.bar.stop()
     if not leads():  # only one of the ranks prints
@@ -156,8 +161,9 @@ def _check_budget(known: Arguments) -> None:
 
     if not known.run.is_dir():
         raise UserError(f"--budget: {known.run} is a run file, whose settings are chosen; give a prepared log")
-    if known.resume or known.profile:
-        raise UserError("--budget: neither goes on with a run nor profiles one; leave --resume and --profile out")
+    if known.resume or known.profile or known.probe:
+        remedy = "leave --resume, --profile and --probe out"
+        raise UserError(f"--budget: neither goes on with a run nor looks into one; {remedy}")
     if Lobby(1.0).size > 1:
         raise UserError("--budget: tries settings in one process; start it without torchrun")
 
@@ -236,7 +242,7 @@ def _help(arguments: Sequence[str]) -> None:
     from sparrow.trained.run import Run
     from sparrow.training.defaults import defaults
 
-    flags = [a for a in arguments if a not in ("--resume", "--overwrite", "--profile")]
+    flags = [a for a in arguments if a not in ("--resume", "--overwrite", "--profile", "--probe")]
     valued = [False, *(a.startswith("--") and "=" not in a for a in flags)]  # whether this is the value of a flag
     places = [i for i, a in enumerate(flags) if not a.startswith("--") and not valued[i]]
     place = flags.pop(places[0]) if places else "data/NAME"

@@ -42,8 +42,8 @@ class CrossNet(nn.Module):
         biases = list(self.biases) or [self.weights[0].new_zeros(x0.shape[1])] * self.layers
         if torch.is_grad_enabled():
             first = self.weights[0] if fold is None else fold(self.weights[0])
-            ways = [site.way for site in self.products]
-            out: Tensor = applied(_Cross, x0, x, ways, first, *list(self.weights)[1:], *biases)
+            ways, watches = [site.way for site in self.products], [site.watch for site in self.products]
+            out: Tensor = applied(_Cross, x0, x, ways, watches, first, *list(self.weights)[1:], *biases)
             return out
         factors = len(self.weights) // self.layers
         sites, x0 = zip(self.products, self.weights, strict=True), plain(x0)
@@ -59,7 +59,11 @@ class _Cross(torch.autograd.Function):
     """All layers at once. What stands between their products takes one pass over [B, features] for each layer."""
 
     @staticmethod
-    def forward(ctx: Any, x0: Tensor, x: Tensor, ways: Sequence[Way | None], *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x0: Tensor, x: Tensor, ways: Sequence[Way | None], watches: Sequence[Any], *parameters: Tensor
+    ) -> Tensor:
+        """ways, watches: see `Site.way` and `Site.watch`, of each product."""
+        ctx.watches = watches
         count = len(ways)
         weights, biases = list(parameters[:count]), parameters[count:]
         factors = count // len(biases)
@@ -97,6 +101,8 @@ class _Cross(torch.autograd.Function):
             )
             grad_biases.append(grad_bias)
             for i in reversed(range(layer * factors, (layer + 1) * factors)):
+                if (watch := ctx.watches[i]) is not None:
+                    watch(inputs[i], weights[i], flowing)
                 grad_weights.append(weight_gradient(flowing, inputs[i], ways[i], ctx.dtypes[i]))
                 if i > layer * factors:
                     flowing = input_gradient(flowing, weights[i], ways[i])
@@ -109,4 +115,4 @@ class _Cross(torch.autograd.Function):
                 add_input_gradient_(grad_x0, flowing, weight, way)
             else:
                 grad_x = input_gradient(flowing, weight, way)
-        return (grad_x0, grad_x, None, *reversed(grad_weights), *reversed(grad_biases))
+        return (grad_x0, grad_x, None, None, *reversed(grad_weights), *reversed(grad_biases))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,9 +15,11 @@ from torch import Tensor
 from sparrow.core.config import from_dict, read_toml, to_dict
 from sparrow.core.errors import UserError, suggest
 from sparrow.core.repeated import plain
+from sparrow.layers.candidates import bf16, fp8_rowwise
 from sparrow.layers.recipe import Recipe, Way, is_exact_in_bf16
 
 Weights = Literal["fp32", "bf16", "bf16-stochastic", "split"]
+AUTO = "auto"
 
 
 class Member(NamedTuple):
@@ -55,10 +56,10 @@ class Precision:
     """In which formats matrix products are computed.
 
     name: fp32, bf16, bf16-truncate, fp8, fp8-rowwise, fp8-rowwise-gw, mxfp8, mxfp6, mxfp4, mxint8, mx9, mx6 or mx4, for
-    all sites that `sites` does not name; or a recipe file, NAME.toml. See docs/precision.md. sites: pattern -> the
-    recipe of the sites whose names match it, such as "cross.*"; of several patterns the last one counts. weights: what
-    dense weights are between steps: "fp32"; "bf16", rounded to the nearest, or "bf16-stochastic"; or "split", whose low
-    halves the optimizer keeps.
+    all sites that `sites` does not name; or a recipe file, NAME.toml; or auto, which `sparrow train` replaces by a
+    recipe for model and machine. See docs/precision.md. sites: pattern -> the recipe of the sites whose names match it,
+    such as "cross.*"; of several patterns the last one counts. weights: what dense weights are between steps: "fp32";
+    "bf16", rounded to the nearest, or "bf16-stochastic"; or "split", whose low halves the optimizer keeps.
     """
 
     name: str = "fp32"
@@ -66,14 +67,14 @@ class Precision:
     weights: Weights = "fp32"
 
     def __post_init__(self) -> None:
-        if self.name not in MEMBERS:
+        if self.name not in MEMBERS and self.name != AUTO:
             remedy = f"{suggest(self.name, MEMBERS)}; or name a recipe file, NAME.toml"
             raise UserError(f"name: there is no precision {self.name!r}{remedy}")
 
     @property
     def is_plain(self) -> bool:
-        """Whether it changes no product."""
-        return self.name == "fp32" and not self.sites
+        """Whether it changes no product; "auto" is nothing yet."""
+        return self.name in ("fp32", AUTO) and not self.sites
 
     @property
     def told(self) -> str:
@@ -146,6 +147,7 @@ class _Here(threading.local):
     is_on = False
     between = torch.float32
     has_bf16 = False
+    has_fp8 = False
     recipe: Recipe | None = None
 
 
@@ -162,14 +164,14 @@ def computing(precision: Precision, device: torch.device) -> AbstractContextMana
 
 @contextmanager
 def _computing(precision: Precision, device: torch.device) -> Iterator[None]:
-    before = (_here.is_on, _here.between, _here.has_bf16, _here.recipe)
+    before = (_here.is_on, _here.between, _here.has_bf16, _here.has_fp8, _here.recipe)
     recipe, between = MEMBERS[precision.name]
     _here.is_on, _here.between, _here.recipe = not precision.is_plain, between, recipe
-    _here.has_bf16 = not lacks_bf16(device)
+    _here.has_bf16, _here.has_fp8 = not lacks_bf16(device), not fp8_rowwise.missing(device)
     try:
         yield
     finally:
-        _here.is_on, _here.between, _here.has_bf16, _here.recipe = before
+        _here.is_on, _here.between, _here.has_bf16, _here.has_fp8, _here.recipe = before
 
 
 def way(own: Recipe | None, is_high: bool) -> Way | None:
@@ -182,14 +184,12 @@ def way(own: Recipe | None, is_high: bool) -> Way | None:
     if not _here.is_on:
         return None
     recipe = own or (None if is_high else _here.recipe)
-    return None if recipe is None else Way(recipe, _here.has_bf16)
+    return None if recipe is None else Way(recipe, _here.has_bf16, _here.has_fp8)
 
 
 def lacks_bf16(device: torch.device) -> bool:
     """Returns whether bf16 is slower than fp32 there: on x86 processors with neither AVX-512 BF16 nor AMX."""
-    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return bool(bf16.missing(device))
 
 
 def computed(precision: Precision, device: torch.device) -> dict[str, Any]:
@@ -200,7 +200,8 @@ def computed(precision: Precision, device: torch.device) -> dict[str, Any]:
     formats = [formats for recipe in precision.recipes for formats in recipe.passes]
     has_bf16 = not lacks_bf16(device) and MEMBERS[precision.name].between == torch.bfloat16
     names = sorted({name for pair in formats for name in pair} - {"fp32"})
-    emulated = [name for name in names if name != "bf16" or not has_bf16]
+    is_native = {"bf16": has_bf16, fp8_rowwise.PRECISION: not fp8_rowwise.missing(device)}
+    emulated = [name for name in names if not is_native.get(name)]
     narrow = {is_exact_in_bf16(pair) and has_bf16 for pair in formats if set(pair) & set(emulated)}
     by = [name for name, is_narrow in (("bf16", True), ("fp32", False)) if is_narrow in narrow]
     natively = [name for name in names if name not in emulated]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.kernels import quantise
+from sparrow.layers.candidates import fp8_rowwise
 from sparrow.numerics import FORMATS, Format, Rounding
 
 Pass = tuple[str, ...]
@@ -90,10 +91,11 @@ def is_exact_in_bf16(formats: Pass) -> bool:
 
 
 class Way(NamedTuple):
-    """How a product is computed: its recipe, and whether this device has units for products of bf16."""
+    """How a product is computed: its recipe, and whether this device has units for products of bf16 and of FP8."""
 
     recipe: Recipe
     has_bf16: bool
+    has_fp8: bool = False
 
     def dtype(self, formats: Pass, out: torch.dtype) -> torch.dtype:
         """Returns the type of a product's operands.
@@ -114,6 +116,12 @@ class Way(NamedTuple):
         """Returns both operands of a product rounded. axes: those that are summed over, -1 or -2; see `dtype`."""
         dtype = self.dtype(formats, out)
         return rounded(a, formats[0], axes[0], dtype), rounded(b, formats[1], axes[1], dtype)
+
+    def by_units(self, formats: Pass, a: Tensor, b: Tensor) -> Tensor | None:
+        """Returns a b on FP8 units, fp32; None where there are none, or where formats or shapes are not theirs."""
+        if not self.has_fp8 or set(formats) != {fp8_rowwise.PRECISION} or not fp8_rowwise.takes(a, b):
+            return None
+        return fp8_rowwise.multiply(a, b)
 
     def weight(self, weight: Tensor, out: torch.dtype) -> Tensor:
         """Returns a weight [out, in] as the forward takes it. out: see `dtype`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -22,12 +23,16 @@ class Site(nn.Module):
 
     high: whether only a recipe of its own changes it. Else it is computed in the type of its operands: so are the last
         product of a model, in fp32, and products of two activations.
+
+    watch: is told x [..., B, in], W [..., out, in] and dy [..., B, out] by functions that compute several products at
+        once, see `watch.watched`. Others are watched by hooks.
     """
 
     def __init__(self, *, high: bool = False) -> None:
         super().__init__()
         self.recipe: Recipe | None = None
         self.high = high
+        self.watch: Callable[[Tensor, Tensor, Tensor], None] | None = None
 
     @property
     def way(self) -> Way | None:

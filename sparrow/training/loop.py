@@ -33,7 +33,7 @@ from sparrow.training.calibrated import calibrated
 from sparrow.training.compared import side_by_side
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
-from sparrow.training.preflight import check_monitor, resolved, threads_given_back, with_threads, within_device
+from sparrow.training.preflight import check_settings, resolved, threads_given_back, with_threads, within_device
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
@@ -58,6 +58,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     profile: bool = False,
+    probe: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Train to the end, or to a SIGTERM. Returns the results, which are also in `run_dir/results.json`.
@@ -67,6 +68,7 @@ def train(
         resume: go on from the last checkpoint, to bitwise the same weights on the same machine and threads.
         overwrite: begin again where another run's files are.
         profile: write a trace of some steps, see `Profiler`.
+        probe: learn what products look like, see `Probe`. The weights do not depend on it.
         listener: hears how the training goes.
 
     Raises:
@@ -75,8 +77,8 @@ def train(
     ranks = Ranks(run)
     remedy = "; start it again with --resume, which continues from the last checkpoint, if there is one"
     with threads_given_back(), ranks.world.watched(remedy):
-        results = Trainer(run, ranks, resume=resume, overwrite=overwrite, profile=profile, listener=listener).fit()
-        results = calibrated(results, run, ranks.world)
+        job = Trainer(run, ranks, resume=resume, overwrite=overwrite, profile=profile, probe=probe, listener=listener)
+        results = calibrated(job.fit(), run, ranks.world)
         ranks.world.end()
     return results
 
@@ -92,6 +94,7 @@ class Trainer:
         resume: bool = False,
         overwrite: bool = False,
         profile: bool = False,
+        probe: bool = False,
         listener: Listener | None = None,
     ) -> None:
         self.ranks = ranks = ranks or Ranks(run)
@@ -101,10 +104,10 @@ class Trainer:
         self.labels = list(self.dataset.schema.labels)
         self.identity = identity(run, self.dataset.schema)
         self.run, self.saved = self._settled(run, resume, overwrite)
-        self._build(profile)
+        check_settings(run, self.dataset, probe)
+        self._build(profile, probe)
         self._read()
         self._count()
-        check_monitor(run, self.dataset)
 
     def _settled(self, run: Run, resume: bool, overwrite: bool) -> tuple[Run, checkpoint.Checkpoint | None]:
         """Returns the run with every choice made, the same on all ranks, and the checkpoint from which it continues."""
@@ -122,7 +125,7 @@ class Trainer:
             self._say(f"precision: {told}")
         return with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size), saved
 
-    def _build(self, profile: bool) -> None:
+    def _build(self, profile: bool, probe: bool) -> None:
         """The model, its optimizers and the step."""
         run, ranks = self.run, self.ranks
         torch.set_num_threads(run.threads)
@@ -144,7 +147,7 @@ class Trainer:
             self.model.compile()
         self.score = scoring(self.model, run, self.dataset.schema)
         self.profiler = Profiler(self.dir.path if profile and ranks.leads else None)
-        self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks)
+        self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks, probe)
         self.saver = Saver(ranks.world)
         self.stored = Stored(ranks.world, self.tables)
         self.blocks = BlockFiles(ranks.world, run, self.dir, self.tables)
@@ -208,12 +211,8 @@ class Trainer:
         heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
         old = {s: signal.signal(s, self._on_signal) for s in heard}
         evaluated = self.last_evaluation.get("step") == self.step
-        self.log = RunLog(
-            self.dir.path if self.ranks.leads else None,
-            tensorboard=self.run.log.tensorboard,
-            step=self.step,
-            evaluated=evaluated,
-        )
+        place, events = self.dir.path if self.ranks.leads else None, self.run.log.tensorboard
+        self.log = RunLog(place, tensorboard=events, step=self.step, evaluated=evaluated)
         self.listen("begin", {"step": self.step, "total": self.total_steps, "labels": self.labels})
         self.ranks.world.step, self.ranks.world.stage = self.step, "between steps"
         if self.run.schedule.warmup_steps >= self.total_steps:
@@ -427,6 +426,7 @@ class Trainer:
         chunks: Iterable[Any] = self.blocks.saved()
         is_new = self.kept != self.step
         self.kept = self.step  # asked of memory: ranks may see the folder differently
+        self.take_step.probe.save(self.dir.path, self.step)
         step, world, background = self.step, self.ranks.world, self.run.checkpoint.background
         if background and is_new:
             chunks = [chunk.copied() for chunk in chunks]
@@ -455,6 +455,7 @@ class Trainer:
         load_weights(self.model, saved)
         load_optimizer(self.optimizer, saved)
         set_random_state(saved.part("random"), self.device)
+        self.take_step.probe.load(self.dir.path, saved.step, self._say)
         self.seen.load(saved)
         self.stored.load(saved)
         for name in _STATE:

@@ -26,6 +26,7 @@ from sparrow.embeddings.tiers.folded import FoldedStore
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 from sparrow.layers import computing
+from sparrow.layers.precision import AUTO
 from sparrow.losses import binary_cross_entropy
 from sparrow.optimizers import FewBits
 from sparrow.sharding.plan import Grid, tiers_of
@@ -180,12 +181,22 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     raise UserError(f"{place}: the run needs {gb(host)} and {gb(free)} are there ({told}); {remedy}")
 
 
-def check_monitor(run: Run, dataset: Dataset) -> None:
-    """Check that the run can judge itself as it is to.
+def check_settings(run: Run, dataset: Dataset, probe: bool = False) -> None:
+    """Check that the run can judge itself as it is to, and that nothing is left that it cannot choose by itself.
+
+    Args:
+        run: its settings.
+        dataset: the prepared log.
+        probe: whether it is probed.
 
     Raises:
         UserError: when it cannot.
     """
+    if run.precision.name == AUTO:
+        remedy = "give Python what analysis.numerics.auto.settled returns"
+        raise UserError(f"precision: 'auto' is decided by `sparrow train`; {remedy}")
+    if probe and run.compile:
+        raise UserError("probe: not of compiled models; leave --probe or compile out")
     if run.loop.monitor == "gauc" and dataset.schema.role("group") is None:
         raise UserError("loop.monitor: 'gauc' needs a column of kind group; declare one, or monitor 'ne'")
     if run.loop.patience is not None and not dataset.rows("valid"):

@@ -24,7 +24,10 @@ from sparrow.trained.build import check_schema
 from sparrow.trained.calibrators import FOLDER as CALIBRATORS
 from sparrow.trained.run import Run
 
-MADE = ("log.jsonl", "results.json", "curves.png", "profile.json", "trace.json.gz", "report.html")
+MADE = (
+    *("log.jsonl", "results.json", "curves.png", "profile.json", "trace.json.gz", "report.html"),
+    *("probe.safetensors", "numerics.html", "numerics.json", "recipe.toml"),
+)
 LOCK = ".lock"
 
 

@@ -16,6 +16,7 @@ from sparrow.data.batches.loader import Share
 from sparrow.embeddings import EmbeddingTables
 from sparrow.layers import computing
 from sparrow.trained.run import Run
+from sparrow.training.probe import Probe
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
 
@@ -51,6 +52,7 @@ class Step:
         optimizer: Optimizer,
         profiler: Profiler,
         ranks: Ranks,
+        probe: bool = False,
     ) -> None:
         self.learn = ranks.learner(model, run)
         self.ranks = ranks
@@ -61,6 +63,7 @@ class Step:
         self.precision = run.precision
         self.device = torch.device(run.device)
         self.dense = [p for group in optimizer.param_groups for p in group["params"]]
+        self.probe = Probe(model.model if probe else None, run.data.batch_size, ranks.world)
 
     def __call__(
         self,
@@ -89,7 +92,7 @@ class Step:
             if is_last and not is_late:
                 ahead()
             # between forward and backward nobody waits, neither for a device nor for what other ranks found
-            with nullcontext() if is_last else self.ranks.apart():
+            with nullcontext() if is_last else self.ranks.apart(), self.probe.at(self.ranks.world.step):
                 with self.part("forward"), computing(self.precision, self.device):
                     loss, mine = self.learn(share.batch)
                 scores.append(mine.to("cpu", non_blocking=True))  # it is there when the sums below are

@@ -24,10 +24,12 @@ from sparrow.distributed import Codec, Pending, World
 from sparrow.distributed.codecs import Unit, cast
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec, unallocated
 from sparrow.kernels.rules import RowRule
+from sparrow.layers.watch import Operands
 from sparrow.metrics import Streaming, evaluate_labels, folded
 from sparrow.sharding import Codecs, Layout, copies, shard
 from sparrow.trained.build import load_weights
 from sparrow.training.loop import Trainer
+from sparrow.training.probe import Probe
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
 from tests.runs import run_of
@@ -486,3 +488,24 @@ def launched(
         order = list(trainer.ranks.world.launched)
         trainer.ranks.world.leave()
     return order, results["valid"]
+
+
+def operands(size: int) -> list[tuple[str, Operands]]:
+    """Operands of two products, as so many ranks see them: (site, operands), rank after rank."""
+    found, random = [], torch.Generator().manual_seed(0)
+    for rank in range(size):
+        for name, columns in (("a", 5), ("b", 4)):
+            rows = 0 if name == "b" and rank == 0 else 7 + 3 * rank
+            x, dy = (torch.randn(rows, n, generator=random) * 2 + 3 for n in (columns, 2))
+            found.append((name, Operands(x, torch.ones(2, columns), dy, rows)))
+    return [(name, of) for name, of in found if of.rows]
+
+
+def probed(world: World, run_dir: str) -> None:
+    """A probe of which each rank sees its share of `operands`."""
+    mine, at = Probe(torch.nn.Linear(1, 1), 64, world), 0
+    for name, of in operands(world.size):
+        at += name == "a"  # each rank has rows of it
+        if at - 1 == world.rank:
+            mine.see(name, of)
+    mine.save(Path(run_dir), 3)

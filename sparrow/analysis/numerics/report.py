@@ -1,0 +1,121 @@
+"""A run directory and its log -> what few bits do to each of its products, a page about it, and a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from sparrow import data
+from sparrow.analysis.numerics.dispatch import as_file, verdicts, within_budget
+from sparrow.analysis.numerics.found import LEARNED, NORMAL, REAL, SHOWN, Key, Numerics
+from sparrow.analysis.numerics.measure import (
+    BATCHES,
+    PASSES,
+    Site,
+    compared,
+    damage,
+    drawn,
+    gathered,
+    judge_of,
+    standard,
+)
+from sparrow.analysis.numerics.page import page_of
+from sparrow.core.errors import UserError, require, suggest
+from sparrow.core.files import to_json, write_text
+from sparrow.core.progress import Progress
+from sparrow.layers import named_sites
+from sparrow.layers.candidates import candidates
+from sparrow.layers.precision import native
+from sparrow.numerics.errors import Errors
+from sparrow.trained.build import check_schema
+from sparrow.trained.scorer import restore
+from sparrow.training import probe
+
+PAGE, RESULTS, RECIPE = "numerics.html", "numerics.json", "recipe.toml"
+
+
+def numerics(
+    run_dir: str | Path,
+    *,
+    shown: str = "mxfp8",
+    budget: float = 0.0002,
+    rows: int = 20_000,
+    which: str = "best",
+    progress: Progress | None = None,
+) -> Numerics:
+    """Measure what few bits do to each product of a trained model. Writes a page, figures and a recipe into `run_dir`.
+
+    Args:
+        run_dir: the run directory.
+        shown: the precision of the page's table, one of SHOWN.
+        budget: how much NE may rise by all products of the recipe together, as a share of it.
+        rows: of the valid part, by which NE is judged.
+        which: the checkpoint, see `restore`.
+        progress: is told how far it is.
+
+    Raises:
+        UserError: when run, log and probe file cannot be read, or do not fit together.
+    """
+    require(least=100, rows=rows)
+    if shown not in SHOWN:
+        raise UserError(f"precision: {shown!r} is not one that is shown{suggest(shown, SHOWN)}")
+    run_dir, told = Path(run_dir), progress or (lambda what, done, total: None)
+    found = restore(run_dir, which=which)
+    dataset, device = data.open(found.run.data.path), torch.device(found.run.device)
+    check_schema(found.schema, dataset.schema, dataset.path)
+    file = run_dir / probe.FILE
+    learned, step = probe.load(file) if file.exists() else ({}, 0)
+    sites = gathered(found, dataset, learned or None, told)
+    if not sites:
+        raise UserError(f"{run_dir}: {found.name} has no products of matrices that train")
+    remedy = "`sparrow train --probe` learns them while a run trains"
+    notes = [f"learned inputs: of {BATCHES} batches of training that were taken now; {remedy}"]
+    if learned:
+        rows_seen = max(of.x.count for of in learned.values())
+        notes = [f"learned inputs: by the probe of the run, until step {step:,}, from {rows_seen:,} rows"]
+    judge, judged_by = judge_of(dataset, rows)
+    notes.append(f"NE: of {judge.batch.batch_size:,} rows of {judged_by}")
+    notes += [f"the run: {of}" for of in [native(found.run.precision, device)] if of]
+    notes += [f"{name}: {one.NEVER}" for name, one in candidates().items() if one.NEVER]
+    names = [site.name for site in sites]
+    errors = _errors(sites, told)
+    before, rises = damage(found, names, SHOWN, judge, told)
+    alone = verdicts(sites, found.run, told)
+    precision, searched = within_budget(found, alone, judge, budget, told)
+    done = Numerics(
+        run_dir=run_dir,
+        shown=shown,
+        budget=budget,
+        sites=sites,
+        errors=errors,
+        ne=before[0].value,
+        rises=rises,
+        verdicts=alone,
+        precision=precision,
+        rise=None if searched is None else searched.best.rise,
+        notes=notes,
+        unseen=[name for name in named_sites(found.model.model) if name not in names],
+    )
+    told_of = f"By `sparrow numerics`, for {found.name} of step {found.step} on the machine it ran on."
+    recipe = as_file(precision, told_of)
+    write_text(run_dir / RECIPE, recipe)
+    write_text(run_dir / RESULTS, to_json(done.plain(), indent=1) + "\n")
+    write_text(run_dir / PAGE, page_of(done, recipe))
+    return done
+
+
+def _errors(sites: Sequence[Site], told: Progress) -> dict[Key, tuple[Errors, float]]:
+    found: dict[Key, tuple[Errors, float]] = {}
+    for number, site in enumerate(sites):
+        told("errors of products", number, len(sites))
+        inputs = {REAL: site.operands, NORMAL: standard(site.operands, seed=1)}
+        if site.learned is not None:
+            inputs[LEARNED] = drawn(site.learned, site.operands.weight, seed=0)
+        for name, operands in inputs.items():
+            for which in PASSES:
+                for precision, of in compared(which, operands, SHOWN).items():
+                    found[site.name, which, name, precision] = of
+    told("errors of products", len(sites), len(sites))
+    return found

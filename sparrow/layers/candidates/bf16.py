@@ -1,0 +1,29 @@
+"""bf16 on units for it, with sums in fp32. Results are rounded to bf16."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+from torch import Tensor
+
+PRECISION = "bf16"
+NEVER = ""
+
+
+def missing(device: torch.device) -> str:
+    """See the package. Without units a bf16 product takes several times as long as one of fp32."""
+    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return ""
+    has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "" if has_units else "this processor has no bf16 units"
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """See the package."""
+    return (a.bfloat16() @ b.bfloat16()).float()
+
+
+def takes(a: Tensor, b: Tensor) -> bool:
+    """See the package."""
+    return True

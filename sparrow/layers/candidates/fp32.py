@@ -1,0 +1,24 @@
+"""fp32, which the others have to be faster than."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PRECISION = "fp32"
+NEVER = ""
+
+
+def missing(device: torch.device) -> str:
+    """See the package."""
+    return ""
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """See the package."""
+    return a @ b
+
+
+def takes(a: Tensor, b: Tensor) -> bool:
+    """See the package."""
+    return True

@@ -1,0 +1,112 @@
+"""What the products of a model read, and the gradients that flow back to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.core.repeated import plain
+from sparrow.layers.product import Product
+from sparrow.layers.site import Matmul, named_sites
+
+
+class Operands(NamedTuple):
+    """Those of a product y = x W^T, fp32, perhaps with leading sizes. Of many rows, some at equal distances.
+
+    x: [..., R, in]. weight: W [..., out, in], fitted to x. grad: dy [..., R, out]. rows: how many there were, leading
+    sizes of x included.
+    """
+
+    x: Tensor
+    weight: Tensor
+    grad: Tensor
+    rows: int
+
+
+See = Callable[[str, Operands], None]
+"""Is told the name of a site and its operands."""
+
+
+@contextmanager
+def watched(model: nn.Module, see: See, rows: int) -> Iterator[None]:
+    """Within this context `see` is told of each product of a model when its gradient flows back.
+
+    Nothing that the model computes changes by that, not in the last bit. Not told of are products through which no
+    gradient flows, dot products of pairs, and both products of attention where torch computes them together.
+
+    Args:
+        model: in training.
+        see: is told.
+        rows: of a product, that are taken at most; of many matrices, so many of these.
+    """
+    handles, sites = [], named_sites(model)
+    for name, site in sites.items():
+        tell = partial(see, name)
+        site.watch = partial(_told, tell, rows)
+        hook = {Product: _of_product, Matmul: _of_matmul}.get(type(site))
+        if hook is not None:
+            handles.append(site.register_forward_hook(partial(hook, tell, rows), with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for site in sites.values():
+            site.watch = None
+
+
+Tell = Callable[[Operands], None]
+
+
+def _told(tell: Tell, most: int, x: Tensor, weight: Tensor, grad: Tensor) -> None:
+    """Tell of some rows of a product of matrices [B, in] and [in, out]."""
+    if len(x):
+        x, dy = _some(x, most).to(torch.float32, copy=True), _some(grad, most).to(torch.float32, copy=True)
+        tell(Operands(x, weight.detach().float(), dy, len(grad)))
+
+
+def _some(x: Tensor, most: int) -> Tensor:
+    """Returns so many rows of a matrix at most, or so many matrices, at equal distances."""
+    step = max(1, len(x) // most)
+    return x.detach()[: step * most : step]
+
+
+def _of_product(tell: Tell, most: int, site: nn.Module, args: Any, kwargs: dict[str, Any], y: Tensor) -> None:
+    """Of a product with a weight that has run: tells when the gradient of its result is there."""
+    if not y.requires_grad or not y.numel():
+        return
+    parts, weight, across = [plain(part) for part in args[0]], args[1].detach(), kwargs.get("across")
+    if (fold := kwargs.get("fold")) is not None:
+        with torch.no_grad():
+            weight = fold(weight)
+    if across:  # [in, B, ...]
+        parts = [parts[0].flatten(1).t()]
+    x = torch.cat([_some(part, most).float() for part in parts], 1)
+    positive = _some(y, most) > 0 if kwargs.get("relu") else None
+
+    def told(grad: Tensor) -> None:
+        dy = _some(grad.flatten(1).t() if across else grad, most).float()
+        tell(Operands(x, weight.float(), dy.clone() if positive is None else dy * positive, len(parts[0])))
+
+    y.register_hook(told)
+
+
+def _of_matmul(tell: Tell, most: int, site: nn.Module, args: Any, kwargs: dict[str, Any], y: Tensor) -> None:
+    """Of a product of matrices that has run."""
+    if not y.requires_grad or not y.numel():
+        return
+    a, b = (plain(of) for of in args[:2])
+    x, weight = (b.mT, a) if kwargs.get("weight") == 0 else (a, b.mT)
+    rows = x.shape[:-1].numel()
+    x, weight = _some(x, most).float().clone(), _some(weight, most).float().clone()
+
+    def told(grad: Tensor) -> None:
+        dy = grad.mT if kwargs.get("weight") == 0 else grad
+        tell(Operands(x, weight, _some(dy, most).float().clone(), rows))
+
+    y.register_hook(told)

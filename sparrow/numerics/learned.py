@@ -1,0 +1,200 @@
+"""What the operands of a product look like: normal distributions that are learned while rows pass, and drawn from.
+
+Of activations and gradients a mean and a covariance between columns, of weights a matrix-normal distribution (LoKA,
+arXiv 2605.10886). Covariances of more than BLOCK columns are kept in blocks along the diagonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK = 4096  # columns
+MOMENTUM = 0.99
+LEAST = 1e-6  # of a covariance's mean variance: what is added to it before it is inverted
+
+
+def spans(columns: int, block: int = BLOCK) -> list[slice]:
+    """Returns the blocks into which columns are cut."""
+    return [slice(first, min(first + block, columns)) for first in range(0, columns, block)]
+
+
+class Moments:
+    """Mean and covariance of rows that pass in parts (Welford 1962; Chan, Golub and LeVeque 1983).
+
+    Args:
+        columns: of a row.
+        block: columns whose covariances are kept.
+    """
+
+    def __init__(self, columns: int, block: int = BLOCK) -> None:
+        self.spans = spans(columns, block)
+        self.count = 0
+        self.mean = torch.zeros(columns, dtype=torch.float64)
+        self.scatter = [torch.zeros(span.stop - span.start, span.stop - span.start) for span in self.spans]
+
+    def update(self, x_RK: Tensor) -> None:
+        """Take rows [R, columns] into account."""
+        mean_K, rows = x_RK.mean(0, dtype=torch.float64), len(x_RK)
+        if not rows:
+            return
+        total = self.count + rows
+        apart_K = mean_K - self.mean
+        # how far both means lie apart is one more row, so that each number of a covariance is written once
+        apart_1K = apart_K[None] * (self.count * rows / total) ** 0.5
+        centred = torch.cat([x_RK - mean_K.float(), apart_1K.float()])
+        for span, scatter in zip(self.spans, self.scatter, strict=True):
+            part = centred[:, span]
+            scatter.addmm_(part.t(), part)
+        self.mean += apart_K * (rows / total)
+        self.count = total
+
+    def merge(self, other: Moments) -> None:
+        """Take the rows of other moments into account."""
+        total = self.count + other.count
+        if not other.count:
+            return
+        mean = self.mean + (other.mean - self.mean) * (other.count / total)
+        ours, theirs = self.about(mean), other.about(mean)
+        self.scatter = [one + two for one, two in zip(ours, theirs, strict=True)]
+        self.mean, self.count = mean, total
+
+    def about(self, mean_K: Tensor) -> list[Tensor]:
+        """Returns the sums of products of deviations from another mean, in blocks."""
+        apart = (self.mean - mean_K) * self.count**0.5
+        return [s + torch.outer(apart[at], apart[at]).float() for at, s in zip(self.spans, self.scatter, strict=True)]
+
+    @property
+    def covariance(self) -> list[Tensor]:
+        """Blocks of the covariance; zeros of fewer than two rows."""
+        return [scatter / max(self.count - 1, 1) for scatter in self.scatter]
+
+    def drawn(self, rows: int, random: torch.Generator) -> Tensor:
+        """Returns rows [R, columns] drawn from the normal distribution with this mean and covariance."""
+        factors = [factor(block) for block in self.covariance]
+        parts = [torch.randn(rows, f.shape[1], generator=random) @ f.t() for f in factors]
+        return torch.cat(parts, 1) + self.mean.float()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns what `of` reads."""
+        blocks = {f"scatter{number}": block for number, block in enumerate(self.scatter)}
+        return {"count": torch.tensor(self.count), "mean": self.mean, **blocks}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Moments:
+        """Returns the moments that `tensors` has given. KeyError and ValueError for others."""
+        mean, scatter = tensors["mean"], [tensors[f"scatter{i}"] for i in range(len(tensors) - 2)]
+        columns = sum(len(block) for block in scatter)
+        if mean.shape != (columns,) or any(block.dim() != 2 or block.shape[0] != block.shape[1] for block in scatter):
+            raise ValueError("blocks and mean do not fit each other")
+        found = cls(columns, len(scatter[0]) if scatter else BLOCK)
+        found.count, found.mean, found.scatter = int(tensors["count"]), mean, scatter
+        return found
+
+
+class MatrixNormal:
+    """W ~ MN(M, U, V): entries have the mean M and covariances U between rows, V between columns, so V kron U in all.
+
+    Draws pass one by one. M is their mean. U and V are means of flip-flop steps, of which older ones count less
+    (Dutilleul 1999; LoKA): U' = (W - M) V^-1 (W - M)^T / N and V' = (W - M)^T U^-1 (W - M) / M. As only U kron V is
+    known, the mean variance in U is 1. While few draws were seen, inverses are of covariances drawn to a multiple of
+    the identity. That is for inverses alone, so rows and columns that never change have no variance.
+
+    Args:
+        shape: rows M and columns N.
+        momentum: of the means of steps.
+        block: rows, or columns, whose covariances are kept.
+    """
+
+    def __init__(self, shape: Sequence[int], momentum: float = MOMENTUM, block: int = BLOCK) -> None:
+        self.momentum = momentum
+        self.spans = tuple(spans(size, block) for size in shape)
+        self.mean = torch.zeros(*shape)
+        self.draws = 0
+        self.steps = 0
+        self.rows, self.columns = (
+            [torch.zeros(at.stop - at.start, at.stop - at.start, dtype=torch.float64) for at in of] for of in self.spans
+        )
+
+    def update(self, w_MN: Tensor) -> None:
+        """Take a draw [M, N] into account."""
+        self.draws += 1
+        self.mean += (w_MN - self.mean) / self.draws
+        centred = (w_MN - self.mean).double()
+        if not centred.any():
+            return
+        self.steps += 1
+        share = (1 - self.momentum) / (1 - self.momentum**self.steps)
+        found = self._step(centred, self.columns, *self.spans)
+        unit = sum(float(block.trace()) for block in found) / len(centred)
+        for mine, new in zip(self.rows, found, strict=True):
+            mine.lerp_(new / unit, share)
+        found = self._step(centred.t(), self.rows, *self.spans[::-1])
+        for mine, new in zip(self.columns, found, strict=True):
+            mine.lerp_(new, share)
+
+    def _step(
+        self, centred: Tensor, known: Sequence[Tensor], ours: Sequence[slice], theirs: Sequence[slice]
+    ) -> list[Tensor]:
+        """Returns W K^-1 W^T / N, in blocks of rows. known: K, the covariance between columns of W, in blocks."""
+        sizes, size = centred.shape
+        spread = max(LEAST, min(1.0, size / (sizes * self.steps**2)))
+        found = [torch.zeros(at.stop - at.start, at.stop - at.start, dtype=torch.float64) for at in ours]
+        for span, block in zip(theirs, known, strict=True):
+            variance = block.diagonal().mean()
+            if variance > 0:
+                near = block * (1 - spread)
+                near.diagonal().add_(spread * variance)
+            else:  # nothing is known of it yet
+                near = torch.eye(len(block), dtype=torch.float64)
+            half = torch.linalg.solve_triangular(torch.linalg.cholesky(near), centred[:, span].t(), upper=False)
+            for at, out in zip(ours, found, strict=True):
+                part = half[:, at]
+                out.addmm_(part.t(), part, alpha=1 / size)
+        return found
+
+    def drawn(self, count: int, random: torch.Generator) -> Tensor:
+        """Returns matrices [count, M, N]."""
+        left, right = ([factor(block) for block in of] for of in (self.rows, self.columns))
+        found = self.mean.expand(count, *self.mean.shape).clone()
+        for at, a in zip(self.spans[0], left, strict=True):
+            for to, b in zip(self.spans[1], right, strict=True):
+                found[:, at, to] += a @ torch.randn(count, a.shape[1], b.shape[1], generator=random) @ b.t()
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns what `of` reads."""
+        blocks = {f"{name}{i}": b for name in ("rows", "columns") for i, b in enumerate(getattr(self, name))}
+        return {"draws": torch.tensor([self.draws, self.steps]), "mean": self.mean, **blocks}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> MatrixNormal:
+        """Returns the distribution that `tensors` has given. KeyError and ValueError for others."""
+        mean = tensors["mean"]
+        block = max(len(tensors["rows0"]), len(tensors["columns0"]))
+        found = cls(mean.shape, block=block)
+        found.mean = mean
+        found.draws, found.steps = tensors["draws"].tolist()
+        for name in ("rows", "columns"):
+            blocks = [tensors[f"{name}{i}"] for i in range(len(getattr(found, name)))]
+            if any(one.shape != two.shape for one, two in zip(blocks, getattr(found, name), strict=True)):
+                raise ValueError("blocks and mean do not fit each other")
+            setattr(found, name, blocks)
+        return found
+
+
+def factor(covariance_KK: Tensor) -> Tensor:
+    """Returns F [K, r] with F F^T = a covariance of rank r. Columns without variance have rows of 0 in it.
+
+    It comes from eigenvalues: a Cholesky factor does not exist of covariances that are singular, as those of dead
+    ReLUs, of columns of 0 and of few rows are. Eigenvalues that are 0 but for rounding are left out.
+    """
+    live = covariance_KK.diagonal() > 0
+    values, vectors = torch.linalg.eigh(covariance_KK[live][:, live].double())
+    least = values.clamp(min=0).amax() * len(values) * torch.finfo(torch.float32).eps if len(values) else 0.0
+    kept = values > least
+    found = torch.zeros(len(covariance_KK), int(kept.sum()))
+    found[live] = (vectors[:, kept] * values[kept].sqrt()).float()
+    return found

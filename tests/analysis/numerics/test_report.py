@@ -1,0 +1,178 @@
+"""`sparrow numerics` on a small run: its figures against plain torch, its page, its recipe, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sparrow import data
+from sparrow.analysis.numerics import measure
+from sparrow.analysis.numerics.found import Numerics
+from sparrow.analysis.numerics.report import numerics
+from sparrow.cli import main
+from sparrow.core import UserError
+from sparrow.features.schema import Split
+from sparrow.layers import Precision, named_sites
+from sparrow.layers.precision import recipe_file
+from sparrow.models import blend, dcnv2, dlrm
+from sparrow.numerics import FORMATS, rounded
+from sparrow.numerics.errors import errors, qsnr
+from sparrow.trained.run import Run
+from sparrow.trained.scorer import restore
+from sparrow.training import probe, train
+from tests.analysis.pages import page
+from tests.runs import small_run
+
+MODEL = dcnv2.Config(dim=4, deep=(16, 8), cross_layers=1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
+    run_dir = tmp_path_factory.mktemp("numerics") / "run"
+    train(small_run(prepared, run_dir, model=MODEL))
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def found(trained: Path) -> Numerics:
+    return numerics(trained, rows=400)
+
+
+def test_figures_are_those_of_plain_torch(found: Numerics) -> None:
+    f = FORMATS["mxfp8"]
+    for site in found.sites:
+        x, w, dy = site.operands[:3]
+        ways = {
+            "forward": (x, w, 1, 1, lambda a, b: a @ b.t()),
+            "input_gradient": (dy, w, 1, 0, lambda a, b: a @ b),
+            "weight_gradient": (dy, x, 0, 0, lambda a, b: a.t() @ b),
+        }
+        for which, (a, b, axis_a, axis_b, multiply) in ways.items():
+            near_a, near_b = rounded(a, f, axis_a), rounded(b, f, axis_b)
+            want = errors(multiply(near_a, near_b).bfloat16().float(), multiply(a.double(), b.double()))
+            got, decibels = found.errors[site.name, which, "real", "mxfp8"]
+            assert got.mere == pytest.approx(want.mere, rel=1e-3)
+            assert got.relative == pytest.approx(want.relative, rel=1e-3)
+            assert decibels == pytest.approx(min(qsnr(a, near_a), qsnr(b, near_b)), abs=0.01)
+    names = {site.name for site in found.sites}
+    assert names | set(found.unseen) == set(named_sites(restore(found.run_dir).model.model))
+
+
+def test_drawn_rows_look_like_those_that_were_seen(found: Numerics) -> None:
+    """Their second moments, and how much the sizes of gradients vary, up to what 1,600 rows can tell."""
+    for site in found.sites:
+        assert site.learned is not None
+        of = measure.drawn(site.learned, site.operands.weight, seed=3)
+        want, got = site.learned.x.covariance[0], torch.cov(of.x.t())
+        assert float((got.view_as(want) - want).norm()) < 0.25 * float(want.norm())
+        if site.shape[0] >= 8:  # a normal number by itself has sizes that vary more
+            sizes = [rows.norm(dim=1) for rows in (of.grad, site.operands.grad)]
+            drawn, seen = (float(one[one > 0].log().var()) for one in sizes)
+            assert drawn == pytest.approx(seen, rel=0.35)
+        assert float(of.grad.mean(0).norm()) < 0.2 * float(of.grad.norm(dim=1).mean())
+        several = measure.drawn(site.learned, None, seed=3)
+        assert several.weight.shape == (measure.PAIRS, *site.shape)
+
+
+def test_flops_are_those_of_the_weights(found: Numerics) -> None:
+    for site in found.sites:
+        assert site.each == 1.0
+        assert site.flops == 2 * site.shape[0] * site.shape[1]
+
+
+def test_damage_is_what_a_run_in_that_precision_has(found: Numerics, prepared: Path) -> None:
+    """A site told by `found` against the same told by a recipe, and no damage by a format that changes nothing."""
+    restored, judge = restore(found.run_dir), measure.judge_of(data.open(prepared), 400)[0]
+    name = found.sites[0].name
+    before = judge.ne_of(restored.scores)[0].value
+    recipe = Precision("fp32", {name: measure.MEMBERS["mx4"].recipe})
+    after = judge.ne_of(measure.told(restored, recipe))[0].value
+    assert after != before
+    assert found.ne == before
+    assert found.rises[name]["mx4"].value == pytest.approx((after - before) / before)
+    assert found.rises[name]["mx4"].error > 0
+    assert abs(found.rises[name]["bf16"].value) < abs(found.rises[name]["mx4"].value)
+
+
+def test_page_results_and_recipe(found: Numerics, trained: Path) -> None:
+    got = page(trained / "numerics.html")
+    assert {"What this stands on", "Products and precisions", "Recipe"} < set(got.headings)
+    assert got.pictures == 2
+    assert {site.name for site in found.sites} < set(got.cells)
+    told = json.loads((trained / "numerics.json").read_text())
+    assert [site["name"] for site in told["sites"]] == [site.name for site in found.sites]
+    first = told["sites"][0]
+    assert first["errors"]["forward"]["learned"]["mxfp8"]["numbers"] > 0
+    assert all(one["verdict" if "verdict" in one else "name"] for one in told["sites"])
+    assert any("64 batches" in note for note in found.notes)
+    assert any("never run on a GPU" in note for note in found.notes)
+    again = Run.load(trained / "run.toml", {"precision": str(trained / "recipe.toml")})
+    assert again.precision == found.precision
+    recipe_file(trained / "recipe.toml")
+    assert set(found.verdicts) == {site.name for site in found.sites if not site.high}
+
+
+def test_a_probe_of_the_run_is_read(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparrow.training.probe import Probe
+
+    init = Probe.__init__
+    monkeypatch.setattr(Probe, "__init__", lambda self, *args, **how: init(self, *args, **{"every": 3, **how}))
+    train(small_run(prepared, tmp_path / "run", model=MODEL), probe=True)
+    found = numerics(tmp_path / "run", rows=400)
+    assert found.notes[0].startswith("learned inputs: by the probe of the run")
+    (tmp_path / "run" / "probe.safetensors").write_bytes(b"no")
+    assert main(["numerics", str(tmp_path / "run")]) == 2
+
+
+def test_the_command(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["numerics", str(trained), "--rows", "400", "--precision", "mx6"]) == 0
+    told = capsys.readouterr().out
+    assert "products in mx6" in told
+    assert "cross.weights.0" in told
+    assert "numerics.html" in told
+    assert main(["numerics", "--formats"]) == 0
+    told = capsys.readouterr().out
+    assert "mx9" in told and "34.74" in told and "16.68" in told and "4.64" in told
+    for bad, says in (
+        ([], "RUN is missing"), ([str(trained / "none")], "not a run directory"),
+        ([str(trained), "--precision", "mx7"], "'mx7' is not one"), ([str(trained), "--rows", "3"], "rows: 3"),
+        ([str(trained), "--ne-budget", "x"], "no share of NE"),
+    ):  # fmt: skip
+        assert main(["numerics", *bad]) == 2
+        error = capsys.readouterr().err
+        assert says in error
+        assert len(error.splitlines()) == 1
+
+
+MODELS: dict[str, Any] = {"pairs": dlrm.Config(dim=4, bottom=(8,), top=(8,)), "blend": blend.Config()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_with_products_of_activations_and_of_several_weights(prepared: Path, tmp_path: Path, name: str) -> None:
+    train(small_run(prepared, tmp_path / "run", model=MODELS[name]))
+    found = numerics(tmp_path / "run", rows=200)
+    assert found.sites
+    assert page(tmp_path / "run" / "numerics.html").pictures == 2
+
+
+def test_a_stream_is_judged_by_its_last_rows(log: Path, tmp_path: Path) -> None:
+    dataset = data.open(data.prepare([log], tmp_path / "p", split=Split(by="time", valid=0, test=0)).out)
+    judge, what = measure.judge_of(dataset, 700)
+    assert "last rows" in what
+    assert 700 <= judge.batch.batch_size < 1400
+    labels = torch.cat([batch.labels_BT for batch in dataset.loader(1000)])
+    assert torch.equal(judge.batch.labels_BT, labels[-judge.batch.batch_size :])
+    assert pq.read_table(log).num_rows == len(labels)
+
+
+def test_a_probe_of_another_model_is_refused_in_a_line(trained: Path) -> None:
+    name = "cross.weights.0"
+    probe.save(trained / probe.FILE, {name: probe.Learned.empty((5, 7))}, 3)
+    with pytest.raises(UserError, match=r"cross.weights.0: probe.safetensors has a product of 5 x 7.*delete that file"):
+        numerics(trained, rows=400)
+    (trained / probe.FILE).unlink()

@@ -1,0 +1,96 @@
+"""What is told of products: the operands that plain autograd has, and bits that nobody's watching changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparrow.interactions import CrossNet
+from sparrow.layers import MLP, Head, Linear, Matmul, NumericEmbedding, Product, drawing, named_sites
+from sparrow.layers.watch import Operands, watched
+from sparrow.models import autoint, blend, dcnv2, finalmlp, wukong
+from tests.models.test_models import batch, build, learn
+
+
+class Several(nn.Module):
+    """Every way in which a product is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = NumericEmbedding(3, 4)
+        self.cross = CrossNet(12 + 8, 2, rank=5)
+        self.deep = MLP(12 + 8, (7,))
+        self.across, self.weight = Product(), nn.Parameter(torch.randn(3, 2))
+        self.plain = Linear(20, 6)
+        self.several, self.weights = Matmul(), nn.Parameter(torch.randn(2, 3, 4))
+        self.head = Head(20 + 7 + 12 + 6 + 8, 1)
+
+    def forward(self, numbers: Tensor, rest: Tensor) -> Tensor:
+        wide, narrow = self.numbers(numbers, rest)
+        across = self.across((rest.view(-1, 2, 4).transpose(0, 1).contiguous(),), self.weight, across=True)
+        several = self.several(wide[:, :6].unflatten(1, (2, 3)).transpose(0, 1), self.weights, weight=1)
+        parts = [self.cross(wide, narrow, self.numbers.fold), self.deep(wide), across.transpose(0, 1).flatten(1)]
+        out: Tensor = self.head(*parts, self.plain(wide), several.transpose(0, 1).flatten(1))
+        return out
+
+
+def test_every_product_is_told_with_its_operands() -> None:
+    """y and both gradients follow from what is told, as they do from a layer written in plain torch."""
+    torch.manual_seed(0)
+    model, numbers, rest = Several(), torch.randn(10, 3), torch.randn(10, 8)
+    seen: dict[str, Operands] = {}
+    with watched(model, lambda name, of: seen.setdefault(name, of) and None, rows=100):
+        model(numbers, rest).square().sum().backward()
+    assert seen.keys() == named_sites(model).keys()
+    weights = dict(model.named_parameters())
+    for name, of in seen.items():
+        made = of.grad.mT @ of.x  # dW of the weight as it is used
+        grad = weights["weight" if name == "across" else "weights" if name == "several" else name].grad
+        if name == "cross.weights.0":  # folded: narrower, numbers filled up with columns of 0
+            assert made.shape == (5, 16 + 8)
+            torch.testing.assert_close(made[:, 16:], grad[:, 12:])
+            assert bool((of.x[:, 3:16] == 0).all())
+            continue
+        torch.testing.assert_close(made.mT if name == "several" else made, grad, rtol=1e-4, atol=1e-5)
+    assert seen["across"].x.shape == (10 * 4, 2)
+    assert seen["across"].rows == 40
+    assert seen["head.weight"].x.shape == (10, 53)
+    for name in ("deep.layers.0.weight", "plain.weight"):
+        assert torch.equal(seen[name].weight, weights[name])
+    assert all(site.watch is None for site in named_sites(model).values())
+
+
+def test_some_rows_are_told_of_many() -> None:
+    torch.manual_seed(0)
+    layer, seen = Linear(4, 3), list[Operands]()
+    x = torch.randn(1000, 4)
+    with watched(layer, lambda name, of: seen.append(of), rows=10):
+        layer(x).sum().backward()
+        layer(x[:0]).sum().backward()
+        with torch.no_grad():
+            layer(x)
+    assert len(seen) == 1
+    assert torch.equal(seen[0].x, x[::100])
+    assert seen[0].rows == 1000
+
+
+@pytest.mark.parametrize(
+    "config", [of.Config() for of in (dcnv2, wukong, finalmlp, autoint, blend)], ids=lambda c: type(c).__module__
+)
+def test_models_have_the_same_bits_when_they_are_watched(config: object) -> None:
+    found = []
+    for rows in (0, 8):
+        model, told = build(config), set[str]()
+        model.train()
+        with drawing(0, None):
+            if rows:
+                with watched(model, lambda name, of, told=told: told.add(name), rows):
+                    loss, scores = learn(model, batch())
+                    loss.backward()
+                assert told
+            else:
+                loss, scores = learn(model, batch())
+                loss.backward()
+        found.append([scores, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))

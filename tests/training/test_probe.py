@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparrow.core import UserError
+from sparrow.layers import Linear
+from sparrow.layers.watch import Operands
+from sparrow.models import dcnv2
+from sparrow.trained.run import Loop
+from sparrow.training import probe, train
+from sparrow.training.loop import Trainer
+from sparrow.training.probe import FILE, Learned, Probe
+from tests.runs import small_run
+from tests.training.test_loop import Kill, dies_at, same, tensors
+
+MODEL = dcnv2.Config(dim=4, deep=(16, 8), cross_layers=2)
+STEPS = 18
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots every three steps, in place of every hundred."""
+    init = Probe.__init__
+    monkeypatch.setattr(Probe, "__init__", lambda self, *args, **how: init(self, *args, **{"every": 3, **how}))
+
+
+def run(prepared: Path, run_dir: Path, **changes: Any) -> Any:
+    return small_run(prepared, run_dir, model=MODEL, **{"loop": Loop(max_steps=STEPS), **changes})
+
+
+def rows_of(learned: Learned) -> int:
+    return learned.x.count
+
+
+def test_a_probed_run_has_the_bits_of_one_that_is_not(prepared: Path, tmp_path: Path) -> None:
+    train(run(prepared, tmp_path / "plain"))
+    train(run(prepared, tmp_path / "probed"), probe=True)
+    assert same(tensors(tmp_path / "plain"), tensors(tmp_path / "probed"))
+    assert not (tmp_path / "plain" / FILE).exists()
+    found, step = probe.load(tmp_path / "probed" / FILE)
+    assert step == STEPS
+    weights = {"cross.weights.0", "cross.weights.1", "head.weight"}
+    assert weights < found.keys()
+    for name, learned in found.items():
+        assert learned.x.count == learned.grad.count == 6 * 32, name  # snapshots, rows of each
+        assert learned.weight.draws >= 1
+        assert learned.x.covariance[0].isfinite().all()
+
+
+def test_what_is_learnt_is_what_the_model_reads(prepared: Path, tmp_path: Path) -> None:
+    trainer, seen = Trainer(run(prepared, tmp_path / "run"), probe=True), dict[str, list[Operands]]()
+    see = trainer.take_step.probe.see
+    trainer.take_step.probe.see = lambda name, of: (seen.setdefault(name, []).append(of), see(name, of))[1]  # type: ignore
+    trainer.fit()
+    for name, several in seen.items():
+        learned = trainer.take_step.probe.found[name]
+        for which in ("x", "grad"):
+            rows = torch.cat([getattr(of, which) for of in several]).double()
+            moments = getattr(learned, which)
+            torch.testing.assert_close(moments.mean, rows.mean(0))
+            want = torch.cov(rows.t()).view_as(moments.covariance[0])
+            assert float((moments.covariance[0] - want).norm()) <= 1e-5 * float(want.norm())
+        sizes = torch.cat([of.grad for of in several]).norm(dim=1)
+        assert float(learned.sizes.covariance[0]) == pytest.approx(float(sizes[sizes > 0].log().var()), rel=1e-4)
+
+
+def test_a_resumed_run_goes_on_with_what_it_had_learnt(prepared: Path, tmp_path: Path) -> None:
+    train(run(prepared, tmp_path / "whole"), probe=True)
+    with pytest.raises(Kill):
+        train(run(prepared, tmp_path / "parts"), probe=True, listener=dies_at(9))  # the last checkpoint is of step 8
+    notes: list[str] = []
+    listener = lambda event, values: notes.append(values["text"]) if event == "note" else None  # noqa: E731
+    train(run(prepared, tmp_path / "parts"), resume=True, probe=True, listener=listener)
+    (whole, _), (parts, _) = (probe.load(tmp_path / name / FILE) for name in ("whole", "parts"))
+    for name, learned in whole.items():
+        assert parts[name].x.count == learned.x.count
+        torch.testing.assert_close(parts[name].x.scatter, learned.x.scatter)
+        torch.testing.assert_close(parts[name].weight.mean, learned.weight.mean)
+    assert not [note for note in notes if "probe" in note]
+    probe.save(tmp_path / "parts" / FILE, whole, 7)
+    train(run(prepared, tmp_path / "parts", loop=Loop(max_steps=22)), resume=True, probe=True, listener=listener)
+    assert any(note.startswith("probe: its file is of another step") for note in notes)
+
+
+def test_rows_that_are_not_finite_are_left_out() -> None:
+    found = Probe(Linear(3, 2), 16)
+    for spoilt in (0.0, float("nan")):
+        x = torch.randn(4, 3)
+        x[0, 0] = spoilt or x[0, 0]
+        found.see("it", Operands(x, torch.randn(2, 3), torch.randn(4, 2), 4))
+    found.see("several", Operands(torch.randn(2, 4, 3), torch.randn(2, 2, 3), torch.randn(2, 4, 2), 8))
+    assert found.found.keys() == {"it"}
+    assert rows_of(found.found["it"]) == 4
+
+
+def test_files_that_are_damaged_are_refused_in_a_line(tmp_path: Path) -> None:
+    learned, path = Learned.empty((2, 3)), tmp_path / FILE
+    learned.x.update(torch.randn(9, 3))
+    probe.save(path, {"a/b": learned}, 5)
+    found, step = probe.load(path)
+    assert step == 5
+    assert found.keys() == {"a/b"}
+    whole = path.read_bytes()
+    renamed = whole.replace(b"scatter0", b"scatter9"), whole.replace(b'"format":"1"', b'"format":"9"')
+    for spoilt in (b"", whole[: len(whole) // 2], *renamed):
+        path.write_bytes(spoilt)
+        with pytest.raises(UserError, match=r"probe.safetensors: damaged .*delete it"):
+            probe.load(path)
+
+
+def test_compiled_models_are_not_probed(prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="probe: not of compiled models"):
+        train(run(prepared, tmp_path / "run", compile=True), probe=True)
