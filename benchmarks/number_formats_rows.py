@@ -107,6 +107,8 @@ def exchange_case(log: Log, asked: argparse.Namespace, cells: Path, seeds: int) 
             ratio, goal = ratio / goal, FORMATS[name].bytes_row(DIM) / (2 * DIM)
             verdict = "met" if abs(ratio - goal) < 1e-9 else "missed"
             print(f"TARGET {what} in {name} over bf16, bytes: {ratio:.4f} (goal {goal:.4f} exactly) {verdict}")
+    if not seeds:
+        return
     place, settings = log
     fingerprint, scores = data.open(place).fingerprint, dict[str, list[float]]()
     for seed in range(seeds):
@@ -150,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("globo", nargs="?", type=Path, help="the request log that globo_requests.py makes")
     parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=3, help="how many; with 0 the exchange has no whole runs")
     parser.add_argument("--quick", action="store_true", help="20,000 rows of a made log, two seeds, fewer formats")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     asked = parser.parse_args()

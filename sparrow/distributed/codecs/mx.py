@@ -37,8 +37,12 @@ class Config:
 
     def encode(self, block_ND: Tensor, step: int, forward: bool) -> Tensor:
         """See `Codec`."""
-        codes, scales, _ = quantise.encode(block_ND, self._format)
+        rows, dim = block_ND.shape
+        # whole blocks are encoded as those of one row: rows of a block each take five times as long
+        codes, scales, _ = quantise.encode(block_ND if dim % BLOCK else block_ND.reshape(1, -1), self._format)
         assert scales is not None
+        blocks = -(-dim // BLOCK)
+        codes, scales = codes.view(rows, self._format.bytes_row(dim) - blocks), scales.view(rows, blocks)
         return torch.cat([codes, scales], 1).flatten()
 
     def decode(self, data: Tensor, rows: int, dim: int) -> Tensor:
