@@ -1,6 +1,6 @@
 """What number formats of products, formats of dense weights, and settings of layers cost in quality.
 
-    python benchmarks/precision_quality.py GLOBO_REQUESTS.parquet --cells CELLS   # about 35 minutes, one core
+    python benchmarks/precision_quality.py GLOBO_REQUESTS.parquet --cells CELLS   # about half an hour, one core
     python benchmarks/precision_quality.py --quick                                # a small made log, in a minute
 
 GLOBO_REQUESTS.parquet is the Globo request log of one session in five. Its first --rows are taken, in time order. A
@@ -351,7 +351,7 @@ def main() -> None:
     parser.add_argument("globo", nargs="?", type=Path, help="the request log that globo_requests.py makes")
     parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--rows", type=int, default=250_000, help="of the log, the first in time")
+    parser.add_argument("--rows", type=int, default=120_000, help="of the log, the first in time")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--split", choices=("ratio", "time"), default="ratio", help="how rows to judge are taken")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
