@@ -98,7 +98,7 @@ class Probe:
         mine.grad.update(of.grad.cpu())
         sizes = torch.linalg.vector_norm(of.grad.cpu(), dim=1)
         mine.sizes.update(sizes[sizes > 0].log()[:, None])
-        each = -(-16 * max(mine.shape) // self._batch_size)
+        each = -(-24 * max(mine.shape) // self._batch_size)
         if self._world.rank == 0 and name not in self._weighed and self._turn % each == 0:
             self._weighed.add(name)
             mine.weight.update(of.weight.cpu())
