@@ -152,7 +152,7 @@ def test_the_command(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
 MODELS: dict[str, Any] = {"pairs": dlrm.Config(dim=4, bottom=(8,), top=(8,)), "blend": blend.Config()}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["pairs", pytest.param("blend", marks=pytest.mark.slow)])
 def test_models_with_products_of_activations_and_of_several_weights(prepared: Path, tmp_path: Path, name: str) -> None:
     train(small_run(prepared, tmp_path / "run", model=MODELS[name]))
     found = numerics(tmp_path / "run", rows=200)
