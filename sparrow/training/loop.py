@@ -148,6 +148,7 @@ class Trainer:
         self.score = scoring(self.model, run, self.dataset.schema)
         self.profiler = Profiler(self.dir.path if profile and ranks.leads else None)
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks, probe)
+        self.probe = self.take_step.probe
         self.saver = Saver(ranks.world)
         self.stored = Stored(ranks.world, self.tables)
         self.blocks = BlockFiles(ranks.world, run, self.dir, self.tables)
@@ -426,7 +427,7 @@ class Trainer:
         chunks: Iterable[Any] = self.blocks.saved()
         is_new = self.kept != self.step
         self.kept = self.step  # asked of memory: ranks may see the folder differently
-        self.take_step.probe.save(self.dir.path, self.step)
+        self.probe.save(self.dir.path, self.step)
         step, world, background = self.step, self.ranks.world, self.run.checkpoint.background
         if background and is_new:
             chunks = [chunk.copied() for chunk in chunks]
@@ -455,7 +456,7 @@ class Trainer:
         load_weights(self.model, saved)
         load_optimizer(self.optimizer, saved)
         set_random_state(saved.part("random"), self.device)
-        self.take_step.probe.load(self.dir.path, saved.step, self._say)
+        self.probe.load(self.dir.path, saved.step, self._say)
         self.seen.load(saved)
         self.stored.load(saved)
         for name in _STATE:
