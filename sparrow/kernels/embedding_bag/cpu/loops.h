@@ -501,13 +501,15 @@ APART void update_shape(const Update& u, const Shape<W, K>& shape) {
   }
 
 // The same for rows in fewer bits, with fewer shapes, since there are many formats.
-#define FOR_FEW_SHAPES(F, arguments, dim)                \
-  switch (dim) {                                         \
-    case 16: return F(arguments, Shape<16, 1>{dim});     \
-    case 32: return F(arguments, Shape<16, 2>{dim});     \
-    case 64: return F(arguments, Shape<16, 4>{dim});     \
-    case 128: return F(arguments, Shape<16, 8>{dim});    \
-  }                                                      \
+#define FOR_FEW_SHAPES(F, arguments, dim)             \
+  switch (dim) {                                      \
+    case 16: return F(arguments, Shape<16, 1>{dim});  \
+    case 32: return F(arguments, Shape<16, 2>{dim});  \
+    case 64: return F(arguments, Shape<16, 4>{dim});  \
+    case 128: return F(arguments, Shape<16, 8>{dim}); \
+  }                                                   \
+  FOR_FEWEST_SHAPES(F, arguments, dim)
+#define FOR_FEWEST_SHAPES(F, arguments, dim)             \
   if (dim >= 16) return F(arguments, Shape<16, 0>{dim}); \
   if (dim >= 8) return F(arguments, Shape<8, 0>{dim});   \
   if (dim >= 4) return F(arguments, Shape<4, 0>{dim});   \
@@ -522,15 +524,20 @@ APART void update_shape(const Update& u, const Shape<W, K>& shape) {
     case kSplitBf16: EITHER(F, Bf16, arguments)              \
     case kInt8: EITHER(F, Int8, arguments)                   \
     case kInt4: EITHER(F, Int4, arguments)                   \
-    case kMxint8: EITHER(F, Mxint8, arguments)               \
-    case kMxfp8: EITHER(F, Mxfp8, arguments)                 \
-    case kMxfp6: EITHER(F, Mxfp6, arguments)                 \
-    case kMxfp4: EITHER(F, Mxfp4, arguments)                 \
+    case kMxint8: EITHER_MX(F, Mxint8, arguments)            \
+    case kMxfp8: EITHER_MX(F, Mxfp8, arguments)              \
+    case kMxfp6: EITHER_MX(F, Mxfp6, arguments)              \
+    case kMxfp4: EITHER_MX(F, Mxfp4, arguments)              \
   }
 #define EITHER(F, Codec, arguments)                           \
   if (arguments.at.mixed) {                                   \
     FOR_FEW_SHAPES(F<Mixed<Codec>>, arguments, arguments.dim) \
   }                                                           \
+  FOR_FEW_SHAPES(F<Codec>, arguments, arguments.dim)
+#define EITHER_MX(F, Codec, arguments)                           \
+  if (arguments.at.mixed) {                                      \
+    FOR_FEWEST_SHAPES(F<Mixed<Codec>>, arguments, arguments.dim) \
+  }                                                              \
   FOR_FEW_SHAPES(F<Codec>, arguments, arguments.dim)
 
 void pool(const Pool& p) { FOR_FORMAT(pool_shape, p) }
@@ -597,5 +604,7 @@ const Loops loops{pool, copy, product, dots, reduce, update, replace};
 #undef FOR_SHAPE
 #undef FOR_FORMAT
 #undef FOR_FEW_SHAPES
+#undef FOR_FEWEST_SHAPES
 #undef EITHER
+#undef EITHER_MX
 #undef APART
