@@ -256,6 +256,40 @@ def work(side: Side, folder: Path, rows: int, count: int, rates: Sequence[float]
     answers.put(told)
 
 
+def worker(side: Side, folder: Path, rows: int, count: int, workers: int, number: int, all: Any, answers: Any) -> None:
+    """Answers its share of some requests, one after the other, when all workers are ready. They divide the frames."""
+    keep_freed_memory()
+    ssd = None if side.share is None else ssd_of(folder, rows, side.share / workers)
+    scorer = load(folder / "model", ssd=ssd, checksums=False)
+    for cached in (c for of in scorer.on_ssd for c in of.cached.values()):
+        filled(scorer, cached, rows)
+    if ssd is None:
+        touch(scorer, 1e12)
+    asked = requests(count // workers, rows, 10 + number)
+    for one in asked[:100]:
+        scorer.rank(*one)
+    all.wait()
+    begun, cpu = time.monotonic(), time.process_time()
+    for one in asked:
+        scorer.rank(*one)
+    answers.put((begun, time.monotonic(), time.process_time() - cpu))
+
+
+def of_workers(side: Side, folder: Path, rows: int, count: int, workers: int) -> tuple[float, float]:
+    """Returns requests/s of several processes with a thread each, as a service has them, and CPU ms of a request."""
+    context = multiprocessing.get_context("spawn")
+    answers, all = context.Queue(), context.Barrier(workers)
+    args = (side, folder, rows, count, workers)
+    started = [context.Process(target=worker, args=(*args, number, all, answers)) for number in range(workers)]
+    for process in started:
+        process.start()
+    begun, ended, cpu = zip(*(answers.get(timeout=600) for _ in started), strict=True)
+    for process in started:
+        process.join()
+    done = count // workers * workers
+    return done / (max(ended) - min(begun)), 1e3 * sum(cpu) / done
+
+
 def split(asked: Sequence[Request], threads: Sequence[int]) -> list[tuple[int, Sequence[Request]]]:
     """Returns the requests that each number of threads answers."""
     size = len(asked) // len(threads)
@@ -404,6 +438,15 @@ def run(folder: Path, quick: bool, clicks: Path | None = None, rows: int = 20_00
     for share in (0.1,) if quick else (0.1, 1 / 30, 1 / 100):
         side = Side(share=share, threads=(1, 2, 4) if share == 0.1 else (2,))
         found[share] = measured(f"on an SSD, frames for {share:.3f}", side, rates if share == 0.1 else rates[2:3])
+    rates_of = dict[str, float]()
+    for name, side, numbers in (("in memory", Side(), (1, 2)), ("frames for a tenth", Side(share=0.1), (1, 2, 3, 4))):
+        each = {workers: of_workers(side, folder, rows, count, workers) for workers in numbers}
+        told = ", ".join(f"{n}: {per_s:.0f}/s ({cpu:.2f} ms of CPU each)" for n, (per_s, cpu) in each.items())
+        print(f"workers of one thread, {name}: {told}", flush=True)
+        rates_of[name] = max(per_s for per_s, _ in each.values())
+    share = rates_of["frames for a tenth"] / rates_of["in memory"]
+    met = "met" if share >= 0.8 else "missed"
+    print(f"TARGET rate of workers on an SSD / in memory, the best number of each: {share:.2f} (goal: 0.8) {met}")
     mapped = measured("mapped file, memory for a tenth of it", Side(is_limited=True, threads=(2, 4)), rates[2:3])
     for name, told in {**{f"share {share}": of for share, of in found.items()}, "mapped": mapped}.items():
         assert told.scores == held.scores, f"{name}: other scores than in memory"

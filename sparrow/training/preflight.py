@@ -377,8 +377,10 @@ def _on_ssd(run: Run, needs: Needs, dataset: Dataset, ranks: int) -> str:
     found = speed_on_ssd(run, dataset, lambda smaller: _fits(estimate(smaller, dataset), smaller, 1))
     if found is None:
         return ""
-    told = f"{gb(found[0])} of them in memory and at most {found[1]:,} examples/s at {USUAL:,.0f} reads/s"
-    return f"; or tables on an SSD fit, with {told}: `sparrow plan RUN --ssd DIR` divides the memory"
+    size, memory, speed = found
+    told = f"{gb(memory)} of them in memory and at most {speed:,} examples/s at {USUAL:,.0f} reads/s"
+    setting = f"--ssd DIR --tables.tier.name ssd --tables.tier.bytes {size}"
+    return f"; or tables on an SSD fit ({setting}), with {told}; `sparrow plan RUN --ssd DIR` divides memory better"
 
 
 def _smaller(run: Run) -> Iterator[tuple[str, str, Any]]:

@@ -66,10 +66,10 @@ def uses(run: Run, dataset: Dataset, examples: int = EXAMPLES, told: Progress = 
     return {spec.name: [use(component) for component in spec.components] for spec in specs}
 
 
-def speed_on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> tuple[int, int] | None:
-    """Returns bytes of tables in memory, and examples/s, of a run that fits when its tables are on an SSD, or None.
+def speed_on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> tuple[int, int, int] | None:
+    """Returns how a run fits when its tables are on an SSD, or None: `tables.tier.bytes`, bytes of memory, examples/s.
 
-    Caches are the largest that were tried, a share of each table. What `sparrow plan` finds is at least as fast.
+    The setting is the largest that was tried. What `sparrow plan` finds is at least as fast.
 
     Args:
         run: its settings, with every choice made.
@@ -78,13 +78,13 @@ def speed_on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> tup
     """
     found = uses(run, dataset, FEW)
     rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
-    for share in (1 / 2, 1 / 8, 1 / 32, 0.0):
-        sizes = {name: max(smallest(of), int(share * largest(of))) for name, of in found.items()}
-        tiers = {name: Tier(name="ssd", bytes=size) for name, size in sizes.items()}
+    least, most = (max(map(bound, found.values()), default=0) for bound in (smallest, largest))
+    for size in (max(least, int(share * most)) for share in (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 0.0)):
+        tiers = {name: Tier(name="ssd", bytes=size) for name in found}
         if found and fits(replace(run, tables=run.tables.placed(tiers, rows))):
             costs = [cost(of, tiers[name], Device()) for name, of in found.items()]
             seconds = sum(one.ms for one in costs) / 1e3
-            return sum(one.bytes for one in costs), int(run.data.batch_size / max(seconds, 1e-9))
+            return size, sum(one.bytes for one in costs), int(run.data.batch_size / max(seconds, 1e-9))
     return None
 
 

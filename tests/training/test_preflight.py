@@ -229,10 +229,13 @@ def test_an_ssd_when_tables_are_what_is_large(prepared: Path, monkeypatch: pytes
     run = make(prepared, model=dlrm.Config(dim=16))
     limit = preflight.estimate(run, log).bytes_host * 0.4
     monkeypatch.setattr(preflight, "available_bytes", lambda: limit)
-    said = r"tables on an SSD fit, with ([\d.]+) GB of them in memory and at most ([\d,]+) examples/s at 45,000 reads/s"
+    said = r"on an SSD fit \(--ssd DIR --tables.tier.name ssd --tables.tier.bytes (\d+)\), with .* at 45,000 reads/s"
     with pytest.raises(UserError, match=said) as error:
         preflight.check_fits(run, log)
     assert "\n" not in str(error.value)
+    (size,) = re.findall(said, str(error.value))
+    tables = replace(run.tables, tier=Tier(name="ssd", bytes=int(size)))
+    preflight.check_fits(replace(run, tables=tables), log)  # so it does
     monkeypatch.setattr(preflight, "available_bytes", lambda: 1)
     with pytest.raises(UserError) as refused:
         preflight.check_fits(run, log)
