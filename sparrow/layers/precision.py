@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -99,6 +100,15 @@ class Precision:
         own = MEMBERS[self.name].recipe
         return [*([own] if own else []), *self.sites.values()]
 
+    @cached_property
+    def formats(self) -> set[str]:
+        """Those of operands, of all sites; "fp32" is not among them."""
+        return {name for recipe in self.recipes for pair in recipe.passes for name in pair} - {"fp32"}
+
+    def has_fp8(self, device: torch.device) -> bool:
+        """Returns whether there are products that the FP8 units of a device compute."""
+        return fp8_rowwise.PRECISION in self.formats and not fp8_rowwise.missing(device)
+
 
 def with_recipe(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Returns the settings of a run with what a recipe file says in the place of its name, if they name one.
@@ -167,7 +177,7 @@ def _computing(precision: Precision, device: torch.device) -> Iterator[None]:
     before = (_here.is_on, _here.between, _here.has_bf16, _here.has_fp8, _here.recipe)
     recipe, between = MEMBERS[precision.name]
     _here.is_on, _here.between, _here.recipe = not precision.is_plain, between, recipe
-    _here.has_bf16, _here.has_fp8 = not lacks_bf16(device), not fp8_rowwise.missing(device)
+    _here.has_bf16, _here.has_fp8 = not lacks_bf16(device), precision.has_fp8(device)
     try:
         yield
     finally:
@@ -199,8 +209,8 @@ def computed(precision: Precision, device: torch.device) -> dict[str, Any]:
     """
     formats = [formats for recipe in precision.recipes for formats in recipe.passes]
     has_bf16 = not lacks_bf16(device) and MEMBERS[precision.name].between == torch.bfloat16
-    names = sorted({name for pair in formats for name in pair} - {"fp32"})
-    is_native = {"bf16": has_bf16, fp8_rowwise.PRECISION: not fp8_rowwise.missing(device)}
+    names = sorted(precision.formats)
+    is_native = {"bf16": has_bf16, fp8_rowwise.PRECISION: precision.has_fp8(device)}
     emulated = [name for name in names if not is_native.get(name)]
     narrow = {is_exact_in_bf16(pair) and has_bf16 for pair in formats if set(pair) & set(emulated)}
     by = [name for name, is_narrow in (("bf16", True), ("fp32", False)) if is_narrow in narrow]
