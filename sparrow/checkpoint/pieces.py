@@ -23,6 +23,7 @@ from sparrow.kernels.block_io import mixed_sum
 
 PIECE = 8 << 20  # bytes
 BUFFERS = 4  # pieces that are in memory at a time
+WRITERS = 2  # threads that sum and write pieces
 _ALIGNED = 4096  # what passes by the page cache begins and ends at a multiple of these bytes
 
 
@@ -34,21 +35,16 @@ def write(path: Path, parts: Iterable[Tensor]) -> dict[str, Any]:
     Raises:
         OSError: when it cannot be written.
     """
-    size, sum = 0, 0
-    under_way: deque[tuple[mmap.mmap, Future[None]]] = deque()
-    with _opened(path) as fd, ThreadPoolExecutor(1) as pool:  # one piece is filled and summed while others are written
+    size, under_way, sums = 0, deque[tuple[mmap.mmap, Future[int]]](), list[Future[int]]()
+    with _opened(path) as fd, ThreadPoolExecutor(WRITERS) as pool:  # a piece is filled while others are written
         for memory, length in _filled(parts, under_way):
-            padded = -(-length // _ALIGNED) * _ALIGNED
-            piece = torch.frombuffer(memory, dtype=torch.uint8)
-            piece[length:padded] = 0
-            sum += mixed_sum(piece[: -(-length // 8) * 8].view(torch.int64), size // 8)
-            under_way.append((memory, pool.submit(_write_all, fd, memoryview(memory)[:padded], size)))
+            sums.append(pool.submit(_write_piece, fd, memory, length, size))
+            under_way.append((memory, sums[-1]))
             size += length
-        for _, written in under_way:
-            written.result()
+        found = sum(written.result() for written in sums)
         os.ftruncate(fd, size)
         os.fsync(fd)
-    return {"bytes": size, "mixed_sum": sum % 2**64}
+    return {"bytes": size, "mixed_sum": found % 2**64}
 
 
 def sum_of(file: BufferedReader) -> int:
@@ -64,7 +60,7 @@ def sum_of(file: BufferedReader) -> int:
 
 
 def _filled(
-    parts: Iterable[Tensor], under_way: deque[tuple[mmap.mmap, Future[None]]]
+    parts: Iterable[Tensor], under_way: deque[tuple[mmap.mmap, Future[int]]]
 ) -> Iterator[tuple[mmap.mmap, int]]:
     """Yields pieces of all parts, and how long each is: `PIECE`, but for the last."""
     memories = [mmap.mmap(-1, PIECE) for _ in range(BUFFERS)]
@@ -106,7 +102,14 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _write_all(fd: int, data: memoryview, at: int) -> None:
+def _write_piece(fd: int, memory: mmap.mmap, length: int, at: int) -> int:
+    """Writes a piece, padded to `_ALIGNED` bytes, at a place. Returns its part of the checksum of the file."""
+    padded = -(-length // _ALIGNED) * _ALIGNED
+    piece = torch.frombuffer(memory, dtype=torch.uint8)
+    piece[length:padded] = 0
+    found = mixed_sum(piece[: -(-length // 8) * 8].view(torch.int64), at // 8)
+    data = memoryview(memory)[:padded]
     while len(data):
         written = os.pwrite(fd, data, at)
         data, at = data[written:], at + written
+    return found
