@@ -14,7 +14,7 @@ from sparrow.core import Batch
 from sparrow.data.batches.dataset import Dataset
 from sparrow.data.batches.dataset import open as open_log
 from sparrow.embeddings import TableChoices
-from sparrow.layers import Precision
+from sparrow.layers import Layers, Precision
 from sparrow.metrics import evaluate
 from sparrow.models import blend
 from sparrow.trained.build import build, scoring
@@ -44,7 +44,7 @@ def baseline(run: Run, dataset: Dataset) -> Callable[[Batch], Tensor] | None:
     if not is_small or not all(schema.encodings[str(schema.columns[name].table)].rows for name in schema.sparse):
         return None
     config = blend.Config(dim=1, number_dim=1, deep=(1,), members=1, trees=0)
-    alike = replace(run, model=config, tables=TableChoices(), precision=Precision(), device="cpu")
+    alike = replace(run, model=config, tables=TableChoices(), precision=Precision(), layers=Layers(), device="cpu")
     model = build(alike, schema).eval()
     model.fit(lambda part: dataset.first(WHOLE, part), dataset.log_odds(), run.seed)
     return scoring(lambda batch: model.alone(batch)["logistic"], alike, schema)

@@ -48,9 +48,9 @@ class Cache:
 class Tier:
     """Where rows are: "memory", or "ssd" with frames in memory for some. It changes speed and memory, never values.
 
-    fraction: of the rows that have a frame at a time; by default a tenth. A quarter as many frames stand by, for rows
-    of batches under way whose places are taken. Or bytes: of all frames together. policy: which row gives way, the one
-    used least recently (lru) or least often (lfu, a byte a row more).
+    fraction: of the rows that have a frame at a time; by default a tenth, and 65,536 rows at least. A quarter as many
+    frames stand by, for rows of batches under way whose places are taken. Or bytes: of all frames together. policy:
+    which row gives way, the one used least recently (lru) or least often (lfu, a byte a row more).
     """
 
     name: Literal["memory", "ssd"] = "memory"
@@ -75,6 +75,7 @@ STATES: dict[State, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat1
 TAG_BYTES = 8  # beside a record in a frame: its row and its last batch
 BLOCK_MAP_BYTES = 12  # of a block on an SSD: its place, its generation and who reads it
 BYTES_QUEUE = 8 << 20  # of rows that wait to be written
+FRAMES = 1 << 16  # of a table on an SSD, at least, if nothing is said: its batches under way fit in them
 OF_IDS = {  # what a row keeps of the id that has it; all parts of a row have the same
     "id": Field(dtype=torch.int64, across="max"),
     "time": Field(dtype=torch.int64, across="max"),
@@ -170,7 +171,7 @@ class Component:
     def tier_frames(self, rows: int) -> tuple[int, int]:
         """Returns the frames over a part with so many rows on an SSD: of its cache, and those that stand by."""
         tier, size = self.tier, self.bytes_row + TAG_BYTES
-        fraction = tier.fraction or (0.0 if tier.bytes else 0.1)
+        fraction = tier.fraction or (0.0 if tier.bytes else min(max(0.1, FRAMES / max(rows, 1)), 1.0))
         frames = self._sets(fraction, tier.bytes * 4 // 5, size, rows)
         return frames, min(max(frames // 4, WAYS), max(rows - frames, 0))
 

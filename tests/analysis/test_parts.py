@@ -85,6 +85,13 @@ def test_a_logistic_regression_stands_beside_other_models(prepared: Path, tmp_pa
     assert "test: logistic regression alone" in html and "logistic regression" in html.partition("test: ")[0]
 
 
+def test_the_baseline_has_layers_of_its_own(prepared: Path, tmp_path: Path) -> None:
+    """It has no norm and no activation that settings of a model could change."""
+    settings = {"model.name": "wukong", "loop.max_steps": 2, "layers.norm": "block", "layers.activation": "swish"}
+    run = Run.of(prepared, {"run_dir": str(tmp_path / "run"), "log.tensorboard": False, **settings})
+    assert parts.beside(run, train(run)) is not None
+
+
 def test_the_baseline_does_not_depend_on_what_was_drawn(prepared: Path, tmp_path: Path) -> None:
     """Members that nobody asked for gave it an offset, by which its fit ended elsewhere."""
     dataset, found = data.open(prepared), []

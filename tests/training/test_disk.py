@@ -45,6 +45,13 @@ def test_disks_must_have_room(prepared: Path, tmp_path: Path, monkeypatch: pytes
         check_disks(run, [replace(large, rows=10**5)], dataset)
 
 
+def test_by_default_a_small_table_has_a_frame_for_each_row() -> None:
+    """Its rows of batches under way would find none; of a large one a tenth have frames."""
+    for rows, frames in ((311, 320), (65_536, 65_536), (100_000, 65_536), (10**7, 10**6)):
+        found = Component(name="t", rows=rows, dim=16, tier=Tier(name="ssd")).tier_frames(rows)[0]
+        assert frames == found
+
+
 def test_kept_checkpoints_need_what_changed_between_them(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
