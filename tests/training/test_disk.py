@@ -61,20 +61,22 @@ def test_kept_checkpoints_need_what_changed_between_them(
     component = Component(name="t", rows=10**9, dim=16, tier=Tier(name="ssd"))
     (tmp_path / "disk").mkdir()
     for every, hosts in ((None, 1), (2, 1), (2, 4)):
-        for size in range(2**24, 2**32, 2**24):
+        low, high = 0, 2**40
+        while high - low > 1:
+            size = (low + high) // 2
             monkeypatch.setattr(shutil, "disk_usage", lambda place, size=size: free_of(place, size))
             try:
                 check_disks(replace(run, checkpoint=Checkpoints(every=every, keep=3)), [component], dataset, hosts)
+                high = size
             except UserError:
-                continue
-            needs.append(size)
-            break
+                low = size
+        needs.append(high)
     used = dataset.first(256).ids.values_N.numel() / dataset.first(256).batch_size
     epoch, step = (1.1 * 4096 * used * rows for rows in (dataset.rows("train"), run.data.batch_size))
     assert run.loop.max_steps is None and run.loop.epochs == 1
-    assert needs[0] == pytest.approx(6 * epoch, abs=2**25)
-    assert needs[1] == pytest.approx(2 * epoch + 4 * 2 * step, abs=2**25)
-    assert needs[2] == pytest.approx(needs[1] / 4, abs=2**25)
+    assert needs[0] == pytest.approx(6 * epoch, rel=1e-6)
+    assert needs[1] == pytest.approx(2 * epoch + 4 * 2 * step, rel=1e-6)
+    assert needs[2] == pytest.approx(needs[1] / 4, rel=1e-6)
 
 
 def free_of(place: Path, size: int) -> SimpleNamespace:
