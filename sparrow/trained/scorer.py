@@ -124,7 +124,12 @@ class Restored:
 
 
 def restore(
-    run_dir: str | Path, *, which: str = "best", device: str | None = None, calibrated: bool = True
+    run_dir: str | Path,
+    *,
+    which: str = "best",
+    device: str | None = None,
+    calibrated: bool = True,
+    learns: bool = False,
 ) -> Restored:
     """Returns the model of a run directory, made from its settings and safetensors. Nothing from disk is executed.
 
@@ -133,6 +138,7 @@ def restore(
         which: "best" (by the run's monitor, else the last), "last", or a step number.
         device: such as "cpu" or "cuda"; by default the run's.
         calibrated: whether scores pass through the checkpoint's calibrators, if it has some.
+        learns: whether table rows are to be written. If not, those on an SSD are read where the run has them.
 
     Raises:
         UserError: when there is no such run or checkpoint, or it cannot be read; see also `load_of_step`.
@@ -156,7 +162,7 @@ def restore(
     if calibrated:
         calibrators, log = load_of_step(run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrate)
     model = build(run, schema)
-    load_weights(model, saved, learns=False)
+    load_weights(model, saved, learns)
     return Restored(
         model=model.eval(),
         run=run,

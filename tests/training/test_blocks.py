@@ -366,6 +366,19 @@ def test_deltas_are_those_of_memory(wide: Path, tmp_path: Path) -> None:
         assert [name for name in memory if mine[name] != memory[name]] == [] and mine.keys() == memory.keys()
 
 
+def test_pruned_is_as_from_memory_and_leaves_the_checkpoint_whole(wide: Path, tmp_path: Path) -> None:
+    """Pruning writes rows, so it has them in a file of its own."""
+    found = []
+    for tier in ("ssd", "memory"):
+        place = tmp_path / tier
+        trainer(wide, place, tables__tier__name=tier, loop__max_steps=5).fit()
+        before = {path: path.read_bytes() for path in files(place)}
+        export(place / "run", place / "out", [wide.parent / "log.parquet"], which="last", prune=True)
+        assert {path: path.read_bytes() for path in files(place)} == before
+        found.append(contents(place / "out"))
+    assert found[0] == found[1]
+
+
 # -- the rows that are newer -------------------------------------------------------------------------------------------
 
 
