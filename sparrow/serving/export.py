@@ -82,7 +82,7 @@ def export(
     """
     out, told = Path(out), told or (lambda what, done, total: None)
     old = load(base[0], base[1:]) if base else None
-    found = restore(run_dir, which=which, device="cpu", calibrated=calibrate is None, learns=prune)
+    found = restore(run_dir, which=which, device="cpu", calibrated=calibrate is None, own=prune)
     if prune:
         _prune(found)
     run = _served(found)

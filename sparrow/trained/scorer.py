@@ -124,12 +124,7 @@ class Restored:
 
 
 def restore(
-    run_dir: str | Path,
-    *,
-    which: str = "best",
-    device: str | None = None,
-    calibrated: bool = True,
-    learns: bool = False,
+    run_dir: str | Path, *, which: str = "best", device: str | None = None, calibrated: bool = True, own: bool = False
 ) -> Restored:
     """Returns the model of a run directory, made from its settings and safetensors. Nothing from disk is executed.
 
@@ -138,7 +133,8 @@ def restore(
         which: "best" (by the run's monitor, else the last), "last", or a step number.
         device: such as "cpu" or "cuda"; by default the run's.
         calibrated: whether scores pass through the checkpoint's calibrators, if it has some.
-        learns: whether table rows are to be written. If not, those on an SSD are read where the run has them.
+        own: whether table rows are to change. Then those on an SSD are copied; else they are read where the run has
+            them.
 
     Raises:
         UserError: when there is no such run or checkpoint, or it cannot be read; see also `load_of_step`.
@@ -162,7 +158,7 @@ def restore(
     if calibrated:
         calibrators, log = load_of_step(run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrate)
     model = build(run, schema)
-    load_weights(model, saved, learns)
+    load_weights(model, saved, learns=own)
     return Restored(
         model=model.eval(),
         run=run,
