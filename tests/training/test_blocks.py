@@ -450,7 +450,7 @@ CALLS: dict[str, list[tuple[Any, str]]] = {
     "eviction": [(Blocks, "put")],
     "prefetch": [(Blocks, "fetch"), (Blocks, "wait")],
     "sync": [(os, "fsync"), (SsdStore, "save"), (store, "_write"), (store.blocks, "write_rows"),
-             (pieces, "_write_all")],
+             (pieces, "_write_piece")],
     "rename": [(os, "rename"), (os, "replace"), (store, "mark_best"), (SsdStore, "go_on")],
     "prune": [(os, "unlink"), (shutil, "rmtree"), (store, "_prune"), (of_run, "remove"), (SsdStore, "keep_only")],
 }  # fmt: skip
