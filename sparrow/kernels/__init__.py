@@ -12,10 +12,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sparrow.core.errors import UserError
 
@@ -45,6 +47,15 @@ def let_go() -> None:
     """Give memory back to the system that the compiled kernels keep for the next step."""
     if not missing():
         torch.ops.sparrow.let_go()
+
+
+def close(operator: Callable[[int], None], handle: int) -> None:
+    """Call an operator that frees what a handle names.
+
+    Garbage is also freed while this thread traces a program, which must neither record the call nor only pretend it.
+    """
+    with _disable_current_modes():
+        operator(handle)
 
 
 def is_interpreted() -> bool:
@@ -112,4 +123,4 @@ def _say(problem: str) -> None:
         warnings.warn(problem, stacklevel=3)
 
 
-__all__ = ["Impl", "is_interpreted", "let_go", "missing", "missing_triton", "resolve"]
+__all__ = ["Impl", "close", "is_interpreted", "let_go", "missing", "missing_triton", "resolve"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.kernels import missing
+from sparrow.kernels import close, missing
 from sparrow.kernels.block_io.file import File
 from sparrow.kernels.block_io.layout import BlockMap
 from sparrow.kernels.block_io.reference import Counts
@@ -104,7 +104,7 @@ class Store:
 
     def close(self) -> None:
         """See `Blocks`."""
-        ops.block_io_close(self.handle)
+        close(ops.block_io_close, self.handle)
         os.close(self._file.fd)
 
     def error_of(self, told: list[int]) -> UserError | None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.core.pages import empty_rows
+from sparrow.kernels import close
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.cached_rows import reference
 from sparrow.kernels.cached_rows.reference import Held
@@ -82,7 +83,7 @@ def cached(blocks: Blocks, sets: int, last: int = LAST) -> Cached:
     memory_SW = empty_rows(sets, words, dtype=torch.int32)
     handle = cpp.opened(blocks, memory_SW, counts_4, (layout.rows, held.frames.multiplier, last))
     made = replace(made, of=(handle, memory_SW))
-    weakref.finalize(made, cpp.close, handle)
+    weakref.finalize(made, close, cpp.ops.cached_rows_close, handle)
     return made
 
 

@@ -29,11 +29,6 @@ def opened(blocks: Blocks, memory_SW: Tensor, counts_4: Tensor, settings: Sequen
     return handle
 
 
-def close(handle: int) -> None:
-    """Forget a handle."""
-    ops.cached_rows_close(handle)
-
-
 def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor], UserError | None]]:
     """See the package."""
     fields = [

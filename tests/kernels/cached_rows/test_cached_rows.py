@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparrow.core import UserError
 from sparrow.kernels import cached_rows as module
@@ -136,3 +139,25 @@ def test_many_blocks_are_read_by_a_ring_of_few(written: tuple[Path, BlockMap], t
     of = cached(Blocks(tmp_path / "many", layout, table="t", map=map, is_written=False), 1)
     rows_N = torch.arange(0, 60_000, 2 * layout.per_block).flip(0)
     assert got(of, rows_N)["weight"].equal(weight_RD[rows_N]) and len(rows_N) > 300
+
+
+@pytest.mark.parametrize("way", WAYS_OF_READING)
+def test_garbage_that_is_freed_in_a_trace_is_no_part_of_it(way: Way, written: tuple[Path, BlockMap]) -> None:
+    of = rows_of(written, way)
+    get([(of, torch.tensor([3]))])
+    freed = weakref.ref(of)
+    cycle: list[Any] = [of]
+    cycle.append(cycle)
+
+    def program(x: Tensor) -> Tensor:
+        gc.collect()
+        return x + 1
+
+    gc.disable()
+    try:
+        del of, cycle
+        nodes = make_fx(program)(torch.ones(3)).graph.nodes
+    finally:
+        gc.enable()
+    assert freed() is None
+    assert [node.op for node in nodes] == ["placeholder", "call_function", "output"]
