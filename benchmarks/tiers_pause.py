@@ -104,6 +104,9 @@ def run(folder: Path, quick: bool) -> None:
         side.steps(STEPS)
         data, before = random_bytes(size), 0.0
         for one in ("plain", "own") if turn % 2 else ("own", "plain"):
+            checkpoint.removed()
+            os.sync()
+            time.sleep(0.3)  # the disk discards what was removed
             if one == "own":
                 own, size = pause(side, directory, turn)
             else:

@@ -10,10 +10,12 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import torch
 from safetensors import safe_open
 
@@ -24,7 +26,6 @@ from sparrow.embeddings import Component, RowRecords, stored_in
 from sparrow.embeddings.tiers import Saved, SavedStore
 from sparrow.kernels.block_io import BlockMap
 
-PIECE = 64 << 20  # bytes
 ROW, AGE = "row", "age"  # of the newer rows: their numbers, and for how many batches nobody used them; no fields
 _LONG = 1 << 20  # batches: the age of all rows of format 4, which has none
 _CODES = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"} | {
@@ -101,22 +102,32 @@ def write_rows(path: Path, saved: Saved) -> dict[str, Any]:
     Raises:
         OSError: when it cannot be written.
     """
-    count, step = len(saved.rows_U), max(1, PIECE // saved.layout.record_bytes)
-    kinds = {ROW: (torch.int32, [count]), AGE: (torch.int32, [len(saved.ages_H)])}
+    count = len(saved.rows_U)
+    own = {ROW: saved.rows_U, AGE: saved.ages_H}
+    kinds = {name: (of.dtype, list(of.shape)) for name, of in own.items()}
     kinds |= {name: (of.dtype, list(of.shape(count))) for name, of in saved.layout.fields.items()}
-    header, end = {}, 0
+    header, bounds = {}, [0]
     for name, (dtype, shape) in kinds.items():
-        start, end = end, end + dtype.itemsize * math.prod(shape)
-        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [start, end]}
+        bounds.append(bounds[-1] + dtype.itemsize * math.prod(shape))
+        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": bounds[-2:]}
     head = json.dumps(header).encode()
     head = head.ljust(-(-len(head) // 8) * 8)
+    head = len(head).to_bytes(8, "little") + head
 
-    def parts() -> Iterator[torch.Tensor]:
-        yield torch.frombuffer(bytearray(len(head).to_bytes(8, "little") + head), dtype=torch.uint8)
-        for whole in (saved.rows_U, saved.ages_H):
-            yield whole.view(torch.uint8)
-        for name in saved.layout.fields:
-            for first in range(0, count, step):
-                yield saved.field(name, first, min(first + step, count)).flatten().view(torch.uint8)
+    def bytes_of(name: str, first: int, last: int) -> np.ndarray:
+        """Returns some bytes of a tensor of the file."""
+        dtype, shape = kinds[name]
+        width = dtype.itemsize * math.prod(shape[1:])
+        low, high = first // width, -(-last // width)
+        of = own[name][low:high] if name in own else saved.field(name, low, high)
+        return of.flatten().view(torch.uint8).numpy()[first - low * width : last - low * width]
 
-    return pieces.write(path, parts())
+    def fill(first: int, into_N: np.ndarray) -> None:
+        places = [(0, len(head)), *((len(head) + start, len(head) + end) for start, end in pairwise(bounds))]
+        for name, (start, end) in zip(["", *kinds], places, strict=True):
+            low, high = max(start, first), min(end, first + len(into_N))
+            if low < high:
+                of = bytes_of(name, low - start, high - start) if name else np.frombuffer(head, np.uint8)[low:high]
+                into_N[low - first : high - first] = of
+
+    return pieces.write(path, len(head) + bounds[-1], fill)

@@ -7,41 +7,47 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sparrow.kernels.block_io import mixed_sum
 
-PIECE = 8 << 20  # bytes
-BUFFERS = 4  # pieces that are in memory at a time
-WRITERS = 2  # threads that sum and write pieces
+PIECE = 4 << 20  # bytes
+WRITERS = 3  # threads that fill, sum and write a piece each
+Fill = Callable[[int, np.ndarray], None]
+"""(first, uint8 [n]): writes those bytes of a file that begin with the first into the array."""
 _ALIGNED = 4096  # what passes by the page cache begins and ends at a multiple of these bytes
 
 
-def write(path: Path, parts: Iterable[Tensor]) -> dict[str, Any]:
+def write(path: Path, size: int, fill: Fill) -> dict[str, Any]:
     """Write a file that is on the disk when this returns. Returns its size and checksum, as the manifest says them.
 
-    parts: uint8 [n] each, one after the other. Each is read before the next is asked for.
+    Args:
+        size: in bytes.
+        fill: gives the bytes of a piece. Several threads call it.
 
     Raises:
         OSError: when it cannot be written.
     """
-    size, under_way, sums = 0, deque[tuple[mmap.mmap, Future[int]]](), list[Future[int]]()
-    with _opened(path) as fd, ThreadPoolExecutor(WRITERS) as pool:  # a piece is filled while others are written
-        for memory, length in _filled(parts, under_way):
-            sums.append(pool.submit(_write_piece, fd, memory, length, size))
-            under_way.append((memory, sums[-1]))
-            size += length
-        found = sum(written.result() for written in sums)
+    own = threading.local()
+
+    def write_piece(fd: int, first: int) -> int:
+        if not hasattr(own, "memory"):
+            own.memory = mmap.mmap(-1, PIECE)  # where O_DIRECT can write from
+        fill(first, np.frombuffer(own.memory, np.uint8)[: min(PIECE, size - first)])
+        return _write_piece(fd, own.memory, min(PIECE, size - first), first)
+
+    with _opened(path) as fd, ThreadPoolExecutor(WRITERS) as pool:  # one fills a piece while another waits for the disk
+        found = sum(pool.map(partial(write_piece, fd), range(0, size, PIECE)))
         os.ftruncate(fd, size)
         os.fsync(fd)
     return {"bytes": size, "mixed_sum": found % 2**64}
@@ -57,30 +63,6 @@ def sum_of(file: BufferedReader) -> int:
         sum += mixed_sum(piece[: -(-length // 8) * 8].view(torch.int64), size // 8)
         size += length
     return sum % 2**64
-
-
-def _filled(
-    parts: Iterable[Tensor], under_way: deque[tuple[mmap.mmap, Future[int]]]
-) -> Iterator[tuple[mmap.mmap, int]]:
-    """Yields pieces of all parts, and how long each is: `PIECE`, but for the last."""
-    memories = [mmap.mmap(-1, PIECE) for _ in range(BUFFERS)]
-    memory, length = memories.pop(), 0
-    for part in parts:
-        while len(part):
-            taken = min(len(part), PIECE - length)
-            to_N = np.frombuffer(memory, np.uint8)  # numpy copies in this thread; torch's others would wait on a core
-            to_N[length : length + taken] = part[:taken].numpy()
-            part, length = part[taken:], length + taken
-            if length == PIECE:
-                yield memory, length
-                if memories:
-                    memory = memories.pop()
-                else:
-                    memory, written = under_way.popleft()
-                    written.result()
-                length = 0
-    if length:
-        yield memory, length
 
 
 @contextmanager

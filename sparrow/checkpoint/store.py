@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import quote
 
@@ -31,6 +32,8 @@ FORMATS = (3, 4, 5)
 Place = tuple[str, tuple[int, int], tuple[int, int]]
 """A component's name, its rows and its columns; of both the first and the one after the last."""
 WRITERS = 2  # files that are written at a time, each from a copy in memory
+_UnderWay = tuple[str, dict[str, Any], Future[dict[str, Any]]]
+_removing: list[Thread] = []
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -346,18 +349,30 @@ def clear(directory: Path) -> None:
     (directory / "best.json").unlink(missing_ok=True)
     for step in steps(directory):
         remove(directory, step)
+    removed()
 
 
 def remove(directory: Path, step: int) -> None:
-    """Delete a checkpoint. It is renamed first, so that a kill in the middle does not leave half of one."""
+    """Delete a checkpoint. It is renamed first, so that a kill in the middle does not leave half of one.
+
+    Its files go in a thread, since a disk that discards blocks takes its time. `removed` waits for it.
+    """
     doomed = directory / f".deleting-{step:09d}"
     os.rename(directory / f"step-{step:09d}", doomed)
     sync(directory)  # before blocks that it alone has are free
-    shutil.rmtree(doomed)
+    _removing.append(Thread(target=shutil.rmtree, args=(doomed, True)))
+    _removing[-1].start()
+
+
+def removed() -> None:
+    """Wait until the files of checkpoints that were deleted are gone."""
+    while _removing:
+        _removing.pop().join()
 
 
 def clean(directory: Path) -> None:
     """Remove what a `save` that was killed left half done."""
+    removed()
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.name.startswith((".writing-", ".deleting-")):
             shutil.rmtree(path, ignore_errors=True)
@@ -381,8 +396,8 @@ def _write_all(
 ) -> dict[str, dict[str, Any]]:
     """Write parts and chunks, some files at a time. Returns what the manifest says of them."""
     files: dict[str, dict[str, Any]] = {}
-    with ThreadPoolExecutor(WRITERS) as pool:
-        under_way: deque[tuple[str, dict[str, Any], Future[dict[str, Any]]]] = deque()
+    with ThreadPoolExecutor(WRITERS + 2) as pool:
+        under_way, large = deque[_UnderWay](), list[_UnderWay]()
 
         def write(file: str, place: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
             if len(under_way) == WRITERS:
@@ -398,13 +413,13 @@ def _write_all(
                 map, newer = (f"{kind}-{blocks.name_of(chunk)}" for kind in ("blocks", "newer"))
                 places = {"places": chunk.map.places_K, "generations": chunk.map.generations_K}
                 write(map, {**blocks.entry_of(chunk), "newer": newer, "is_cache": False}, places)
-                files[newer] = blocks.write_rows(writing / newer, chunk)
+                large.append((newer, {}, pool.submit(blocks.write_rows, writing / newer, chunk)))  # from where they are
                 continue
             kind = "cache" if chunk.is_cache else "table"
             file = f"{kind}-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
             place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
             write(file, {**place, "is_cache": chunk.is_cache}, chunk.fields)
-        for file, place, written in under_way:
+        for file, place, written in [*under_way, *large]:
             files[file] = {**place, **written.result()}
     return files
 

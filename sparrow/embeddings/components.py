@@ -312,8 +312,8 @@ class ComponentTables(nn.Module):
             yield from record.chunks(max_bytes)
 
     def saved(self) -> Iterator[Chunk | Saved]:
-        """Returns every row record as a checkpoint has it, see `RowRecords.saved`."""
-        for record in self.all_records():
+        """Returns every row record as a checkpoint has it, see `RowRecords.saved`. What takes longest comes first."""
+        for record in sorted(self.all_records(), key=lambda record: ssd_of(record.store) is None):
             yield from record.saved()
 
     def changed(self) -> None:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from sparrow.checkpoint import pieces
-from sparrow.checkpoint.blocks import PIECE
 from sparrow.core import UserError
 from sparrow.core.memory import gb
 from sparrow.data.batches.dataset import Dataset
@@ -19,7 +18,7 @@ from sparrow.kernels.block_io import Layout
 from sparrow.trained.run import Run
 
 NOTE = ".ssd.json"  # in a run's directory: where it has files of blocks
-SAVED_ROW = 28  # bytes for each frame, see `SsdStore.save`
+SAVED_ROW = 20  # bytes for each frame, see `SsdStore.save`
 SAVED_BLOCK = 24  # bytes for each block: its place and generation, as they are and twice on their way to a file
 KEPT_BLOCK = 4  # bytes for each block of a checkpoint that is there
 SPARE_BLOCKS = 1.1  # a block is written elsewhere before its old place is free
@@ -80,7 +79,7 @@ def bytes_saving(component: Component) -> int:
     if not component.tier.is_on:
         return 0
     frames = sum(component.tier_frames(component.rows))
-    pieces_rows = min(PIECE + pieces.BUFFERS * pieces.PIECE, frames * component.bytes_row)
+    pieces_rows = 3 * pieces.WRITERS * pieces.PIECE  # as gathered, as one, and as written
     return SAVED_ROW * frames + pieces_rows + SAVED_BLOCK * _layout(component).blocks
 
 

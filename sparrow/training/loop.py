@@ -227,6 +227,7 @@ class Trainer:
                 self._epoch()
             self.save()
             self.saver.finish()
+            checkpoint.removed()
             self.profiler.finish()
         finally:
             self.log.close()

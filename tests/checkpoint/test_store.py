@@ -192,6 +192,7 @@ def test_killed_anywhere_a_whole_checkpoint_remains(tmp_path: Path) -> None:
             assert torch.equal(saved.part("dense")["w"], torch.arange(4.0) * step)
             assert len(list(saved.chunks())) == 2
         save(directory, 4, keep=1)  # and work goes on, without the leftovers
+        checkpoint.removed()
         assert {p.name for p in directory.iterdir()} <= {"step-000000004", "best.json", *kept_best(directory)}
         if not os.WIFSIGNALED(status):
             break

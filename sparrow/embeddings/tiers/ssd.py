@@ -25,7 +25,7 @@ from sparrow.embeddings.tiers.store import At, Folder, chosen_device, level_of
 from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Ticket
 from sparrow.kernels.embedding_bag import Rows, Table
-from sparrow.kernels.row_cache import Frames
+from sparrow.kernels.row_cache import WAYS, Frames
 
 PIECE = 1 << 18  # rows of a checkpoint that are read at a time
 SUFFIX = ".blocks"  # of the names of files
@@ -309,26 +309,36 @@ class SsdStore(nn.Module):
         self._maps.append(map.places_K)
         waiting_W = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
         fields_W = {name: of[waiting_W] for name, of in fields_Q.items()}
-        rows_C, stamps_C, frames_C = self.frames.tags_F, self.get_buffer("stamp"), None
-        if int(rows_C.min()) < 0:  # else all frames have rows, and nothing has to be gathered
-            frames_C = (rows_C >= 0).nonzero()[:, 0]
-            rows_C, stamps_C = rows_C[frames_C], stamps_C[frames_C]
+        tags_F, stamps_F = self.frames.tags_F, self.get_buffer("stamp")
+        # Whole sets come first, as they lie. Rows of later sets fill their empty frames, so that nothing is gathered.
+        is_empty_F = tags_F < 0
+        begin = (len(tags_F) - int(is_empty_F.count_nonzero())) // WAYS * WAYS
+        holes_H, later_L = is_empty_F[:begin].nonzero()[:, 0], begin + (~is_empty_F[begin:]).nonzero()[:, 0]
+        fills_H, rest_R = later_L[: len(holes_H)], later_L[len(holes_H) :]
         rows_S, frames_S, batches_S = self.spare.held
-        held = self._held
-        sections = [(held, frames_C, len(rows_C)), (held, frames_S, len(rows_S)), (fields_W, None, len(waiting_W))]
+        held, cached = self._held, begin + len(rest_R)
+        sections = [(held, None, begin), (held, rest_R, len(rest_R)), (held, frames_S, len(rows_S))]
+        sections.append((fields_W, None, len(waiting_W)))
+        rows_U = torch.cat([tags_F[:begin], tags_F[rest_R], rows_S.int(), rows_Q[waiting_W].int()])
+        ages_H = torch.cat([stamps_F[:begin], stamps_F[rest_R], batches_S.int()]).neg_().add_(self.settled)
+        rows_U[holes_H], ages_H[holes_H] = tags_F[fills_H], self.settled - stamps_F[fills_H]
 
         def field(name: str, first: int, last: int) -> Tensor:
-            parts, begin = [], 0
+            parts, start = [], 0
             for of, at, count in sections:
-                low, high = max(first - begin, 0), min(last - begin, count)
+                low, high = max(first - start, 0), min(last - start, count)
                 if low < high:
                     parts.append(of[name][low:high] if at is None else of[name].index_select(0, at[low:high]))
-                begin += count
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+                start += count
+            found = parts[0] if len(parts) == 1 else torch.cat(parts)
+            low, high = torch.searchsorted(holes_H, torch.tensor([first, last])).tolist()
+            if low < high:
+                found = found.clone() if len(parts) == 1 else found
+                found[holes_H[low:high] - first] = held[name][fills_H[low:high]]
+            return found
 
         return Saved(
-            path=self._blocks.file.path, map=map, rows_U=torch.cat([rows_C, rows_S.int(), rows_Q[waiting_W].int()]),
-            ages_H=self.settled - torch.cat([stamps_C, batches_S.int()]), cached=len(rows_C), field=field,
+            path=self._blocks.file.path, map=map, rows_U=rows_U, ages_H=ages_H, cached=cached, field=field,
             component=self.component, seed=seed, rows=rows, columns=columns,
         )  # fmt: skip
 
