@@ -16,6 +16,7 @@ from tiers_train import PIECE, WINDOW, Case, Side, filled_file
 
 from sparrow import checkpoint
 from sparrow.checkpoint import blocks
+from sparrow.checkpoint.pieces import removed
 from sparrow.core import Chunk
 from sparrow.embeddings import Folder, RowRecords, on_ssd
 from sparrow.kernels.formats import bf16
@@ -104,7 +105,7 @@ def run(folder: Path, quick: bool) -> None:
         side.steps(STEPS)
         data, before = random_bytes(size), 0.0
         for one in ("plain", "own") if turn % 2 else ("own", "plain"):
-            checkpoint.removed()
+            removed()
             os.sync()
             time.sleep(0.3)  # the disk discards what was removed
             if one == "own":

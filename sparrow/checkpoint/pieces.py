@@ -1,4 +1,5 @@
-"""Large files of a checkpoint: written and read in pieces, past the page cache, with a checksum that costs little.
+"""Large files of a checkpoint: written and read in pieces, past the page cache, with a checksum that costs little;
+and removed while training goes on.
 
 SHA-256 takes longer than a disk. The checksum here is that of blocks, see `kernels.block_io.mixed_sum`.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ PIECE = 4 << 20  # bytes
 WRITERS = 3  # threads that fill, sum and write a piece each
 Fill = Callable[[int, np.ndarray], None]
 """(first, uint8 [n]): writes those bytes of a file that begin with the first into the array."""
+_removing: list[threading.Thread] = []
 _ALIGNED = 4096  # what passes by the page cache begins and ends at a multiple of these bytes
 
 
@@ -51,6 +54,18 @@ def write(path: Path, size: int, fill: Fill) -> dict[str, Any]:
         os.ftruncate(fd, size)
         os.fsync(fd)
     return {"bytes": size, "mixed_sum": found % 2**64}
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder in a thread, since a disk that discards what was in files takes its time."""
+    _removing.append(threading.Thread(target=shutil.rmtree, args=(folder, True)))
+    _removing[-1].start()
+
+
+def removed() -> None:
+    """Wait until the folders are gone."""
+    while _removing:
+        _removing.pop().join()
 
 
 def sum_of(file: BufferedReader) -> int:

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import quote
 
@@ -33,7 +32,6 @@ Place = tuple[str, tuple[int, int], tuple[int, int]]
 """A component's name, its rows and its columns; of both the first and the one after the last."""
 WRITERS = 2  # files that are written at a time, each from a copy in memory
 _UnderWay = tuple[str, dict[str, Any], Future[dict[str, Any]]]
-_removing: list[Thread] = []
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -349,30 +347,20 @@ def clear(directory: Path) -> None:
     (directory / "best.json").unlink(missing_ok=True)
     for step in steps(directory):
         remove(directory, step)
-    removed()
+    pieces.removed()
 
 
 def remove(directory: Path, step: int) -> None:
-    """Delete a checkpoint. It is renamed first, so that a kill in the middle does not leave half of one.
-
-    Its files go in a thread, since a disk that discards blocks takes its time. `removed` waits for it.
-    """
+    """Delete a checkpoint. It is renamed first, so that a kill in the middle does not leave half of one."""
     doomed = directory / f".deleting-{step:09d}"
     os.rename(directory / f"step-{step:09d}", doomed)
     sync(directory)  # before blocks that it alone has are free
-    _removing.append(Thread(target=shutil.rmtree, args=(doomed, True)))
-    _removing[-1].start()
-
-
-def removed() -> None:
-    """Wait until the files of checkpoints that were deleted are gone."""
-    while _removing:
-        _removing.pop().join()
+    pieces.remove(doomed)
 
 
 def clean(directory: Path) -> None:
     """Remove what a `save` that was killed left half done."""
-    removed()
+    pieces.removed()
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.name.startswith((".writing-", ".deleting-")):
             shutil.rmtree(path, ignore_errors=True)
@@ -385,10 +373,8 @@ def _meet(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def _prune(directory: Path, keep: int) -> None:
-    best = latest(directory, best=True)
-    for step in steps(directory)[: -max(keep, 1)]:
-        if step != best:
-            remove(directory, step)
+    for step in set(steps(directory)[: -max(keep, 1)]) - {latest(directory, best=True)}:
+        remove(directory, step)
 
 
 def _write_all(
@@ -396,7 +382,7 @@ def _write_all(
 ) -> dict[str, dict[str, Any]]:
     """Write parts and chunks, some files at a time. Returns what the manifest says of them."""
     files: dict[str, dict[str, Any]] = {}
-    with ThreadPoolExecutor(WRITERS + 2) as pool:
+    with ThreadPoolExecutor(2 * WRITERS) as pool:
         under_way, large = deque[_UnderWay](), list[_UnderWay]()
 
         def write(file: str, place: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:

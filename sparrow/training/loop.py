@@ -227,7 +227,6 @@ class Trainer:
                 self._epoch()
             self.save()
             self.saver.finish()
-            checkpoint.removed()
             self.profiler.finish()
         finally:
             self.log.close()

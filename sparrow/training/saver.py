@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sparrow.checkpoint.pieces import removed
 from sparrow.distributed import World
 
 Work = Callable[[Callable[[], None]], None]
@@ -50,20 +51,19 @@ class Saver:
         self._everyone.set()
 
     def finish(self) -> None:
-        """Wait until the checkpoint that is under way has its name. Raises what went wrong."""
-        if self._thread is None:
-            return
-        self._written.wait()
-        if self._error is None and not self._everyone.is_set():
+        """Wait until the checkpoint that is under way has its name, and old ones are gone. Raises what went wrong."""
+        if self._thread is not None:
+            self._written.wait()
+            if self._error is None and not self._everyone.is_set():
+                self._world.barrier("checkpoint")
+                self._everyone.set()
+            self._thread.join()
+            self._thread = None
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
             self._world.barrier("checkpoint")
-            self._everyone.set()
-        self._thread.join()
-        self._thread = None
-        error = self._error
-        self._error = None
-        if error is not None:
-            raise error
-        self._world.barrier("checkpoint")
+        removed()
 
     def _run(self, work: Work) -> None:
         try:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from sparrow import checkpoint
+from sparrow.checkpoint.pieces import removed
 from sparrow.core import Chunk, UserError
 
 IDENTITY = {"model": {"name": "dlrm", "dim": 16}}
@@ -192,7 +193,7 @@ def test_killed_anywhere_a_whole_checkpoint_remains(tmp_path: Path) -> None:
             assert torch.equal(saved.part("dense")["w"], torch.arange(4.0) * step)
             assert len(list(saved.chunks())) == 2
         save(directory, 4, keep=1)  # and work goes on, without the leftovers
-        checkpoint.removed()
+        removed()
         assert {p.name for p in directory.iterdir()} <= {"step-000000004", "best.json", *kept_best(directory)}
         if not os.WIFSIGNALED(status):
             break
