@@ -207,7 +207,7 @@ void enter(Part& part) {
 // Reads for the thread that waits: it has a ring of its own, so no other thread has to be woken.
 class Reader {
  public:
-  static constexpr int64_t kDepth = 32;  // reads under way
+  static constexpr int64_t kDepth = 128;  // reads under way: those of a request are submitted at once
 
   // That of this thread; null where there is none to be had.
   static Reader* of_thread() {
