@@ -8,6 +8,7 @@ import json
 import math
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,28 +73,28 @@ def main(arguments: Sequence[str]) -> int:
     if (held := said(Lobby(run.sharding.timeout_s), "the run's settings", look)) is not None:
         run = Run.load(begun, {**given, "data.path": str(known.run)}, held)  # settings that are not given again stay
     view = _show.TrainView()
-    try:
-        if known.budget is not None:
-            results = search(known.run, given, seconds(known.budget), overwrite=known.overwrite, listener=view)
-            run = Run.load(Path(results["run_dir"]) / "run.toml")
-        else:
-            run = settled(run, resume=known.resume, overwrite=known.overwrite, listener=view)
-            how = {"resume": known.resume, "overwrite": known.overwrite, "profile": known.profile, "probe": known.probe}
-            results = train(run, **how, listener=view)
-    finally:
-        view.bar.stop()
-    if not leads():  # only one of the ranks prints
-        return 0
-    _tell(run, results)
-    if known.profile:
-        _show_profile(Path(run.run_dir))
-    picture = draw(Path(run.run_dir))
+    with ExitStack() as taken:  # until its last file is written the run's directory is no other training's
+        common: dict[str, Any] = {"overwrite": known.overwrite, "listener": view, "held": taken}
+        try:
+            if known.budget is not None:
+                results = search(known.run, given, seconds(known.budget), **common)
+                run = Run.load(Path(results["run_dir"]) / "run.toml")
+            else:
+                run = settled(run, resume=known.resume, overwrite=known.overwrite, listener=view)
+                results = train(run, resume=known.resume, profile=known.profile, probe=known.probe, **common)
+        finally:
+            view.bar.stop()
+        if not leads():  # only one of the ranks prints
+            return 0
+        _tell(run, results)
+        if known.profile:
+            _show_profile(Path(run.run_dir))
+        picture = draw(Path(run.run_dir))
     files = f"results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}"
     _show.out.print(f"{results['run_dir']}: {files}", soft_wrap=True)
     if results["stopped_by"]:
-        _show.out.print(
-            f"stopped by {results['stopped_by']} after step {results['step']}; --resume continues from there"
-        )
+        told = f"stopped by {results['stopped_by']} after step {results['step']}"
+        _show.out.print(f"{told}; --resume continues from there")
     return 130 if results["stopped_by"] == "SIGINT" else 0
 
 

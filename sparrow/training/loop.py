@@ -60,6 +60,7 @@ def train(
     profile: bool = False,
     probe: bool = False,
     listener: Listener | None = None,
+    held: ExitStack | None = None,
 ) -> dict[str, Any]:
     """Train to the end, or to a SIGTERM. Returns the results, which are also in `run_dir/results.json`.
 
@@ -70,15 +71,16 @@ def train(
         profile: write a trace of some steps, see `Profiler`.
         probe: learn what products look like, see `Probe`. The weights do not depend on it.
         listener: hears how the training goes.
+        held: has the run directory for this process alone until it is closed; by default this ends with the training.
 
     Raises:
         UserError: when settings, log and run directory do not fit together, or the training cannot go on.
     """
     ranks = Ranks(run)
     remedy = "; start it again with --resume, which continues from the last checkpoint, if there is one"
-    with threads_given_back(), ranks.world.watched(remedy):
+    with ExitStack() as mine, threads_given_back(), ranks.world.watched(remedy):
         job = Trainer(run, ranks, resume=resume, overwrite=overwrite, profile=profile, probe=probe, listener=listener)
-        results = calibrated(job.fit(), run, ranks.world)
+        results = calibrated(job.fit(held or mine), run, ranks.world)
         ranks.world.end()
     return results
 
@@ -121,9 +123,10 @@ class Trainer:
             run = self.dir.continued(run, settings, self._say)
         run = resolved(run, self.dataset, earlier(run, ranks.world) if run.init_from and not saved else None, self._say)
         ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
+        run = with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size)
         if (told := native(run.precision, torch.device(run.device))) is not None:
             self._say(f"precision: {told}")
-        return with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size), saved
+        return run, saved
 
     def _build(self, profile: bool, probe: bool) -> None:
         """The model, its optimizers and the step."""
@@ -183,15 +186,15 @@ class Trainer:
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
-    def fit(self) -> dict[str, Any]:
-        """Run to the end, to early stopping or to a signal. Returns the results."""
-        with ExitStack() as held:
-            token = said(self.ranks.world, "run_dir", lambda: held.enter_context(self.dir.locked()))
+    def fit(self, held: ExitStack | None = None) -> dict[str, Any]:
+        """Run to the end, to early stopping or to a signal. Returns the results. held: see `train`."""
+        with ExitStack() as mine:
+            token = said(self.ranks.world, "run_dir", lambda: (held or mine).enter_context(self.dir.locked()))
             self.dir.check_shared(token, self.ranks.world)
-            held.enter_context(self.blocks.opened())
+            mine.enter_context(self.blocks.opened())
             if self.saved:
                 self._load(self.saved)
-                self._say(f"continuing from step {self.step} of {self.total_steps}")
+                self._say(self._goes_on())
             else:
                 begin(self.model, self.optimizer, self.run, self.dataset, self._say, self.ranks.world)
                 self.few_bits.settle()
@@ -256,12 +259,17 @@ class Trainer:
                 self.save()
 
     def _finished(self) -> bool:
-        loop = self.run.loop
-        return (
-            self.stop is not None
-            or self.step >= self.total_steps
-            or (loop.patience is not None and self.worse >= loop.patience)
-        )
+        patience = self.run.loop.patience
+        is_over = self.step >= self.total_steps or (patience is not None and self.worse >= patience)
+        return is_over or self.stop is not None
+
+    def _goes_on(self) -> str:
+        at, loop = f"step {self.step} of {self.total_steps}", self.run.loop
+        if not self._finished():
+            return f"continuing from {at}"
+        ended = "max_steps" if self.total_steps == loop.max_steps else "epochs"
+        ended = "patience" if self.step < self.total_steps else ended
+        return f"the run is over at {at}, so that nothing is trained; it goes on with a larger --loop.{ended}"
 
     def _time_to_log(self) -> bool:
         """Whether to log now: every so many steps. At the end only if enough steps came together to say something."""
@@ -275,9 +283,8 @@ class Trainer:
 
     def _train_step(self, micro: list[Share]) -> None:
         self._set_lr()
-        done = self.take_step(
-            micro, (self.asked is not None, self.saver.waits), lambda: self.ahead(self.step, micro[-1:])
-        )
+        flags = self.asked is not None, self.saver.waits
+        done = self.take_step(micro, flags, lambda: self.ahead(self.step, micro[-1:]))
         stops, waiting = done.flags
         if stops:
             self.stop = self.asked or "a signal to another rank"
@@ -305,9 +312,8 @@ class Trainer:
         self.skipped += 1
         place = f"step {self.step}: the loss or a gradient is not finite (norm {norm})"
         if self.run.loop.nonfinite == "stop" or self.skipped_in_row > PATIENCE_NONFINITE:
-            raise UserError(
-                f"{place}; lower the learning rates, clip with --loop.clip_norm, or check the numeric columns"
-            )
+            remedy = "lower the learning rates, clip with --loop.clip_norm, or check the numeric columns"
+            raise UserError(f"{place}; {remedy}")
         self._say(f"{place}; left out")
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -357,9 +363,8 @@ class Trainer:
         """Keep the best; count evaluations without a better one. Returns whether this is the best."""
         monitor = self.run.loop.monitor
         if math.isnan(value):
-            self._say(
-                f"step {self.step}: valid {monitor}{of_first(self.labels)} is undefined (one class); it picks no best"
-            )
+            what = f"valid {monitor}{of_first(self.labels)}"
+            self._say(f"step {self.step}: {what} is undefined (one class); it picks no best")
             return False
         value = value if monitor in ("ne", "logloss") else -value
         value = self.ranks.world.told("which is best", value)  # a last bit may hang on a rank's threads
@@ -391,10 +396,8 @@ class Trainer:
 
     def _reader(self, split: str, shuffle: bool = False) -> Loader:
         """Returns a loader of this rank's share of a part's batches."""
-        run, world = self.run, self.ranks.world
-        return self.dataset.loader(
-            run.data.batch_size, split, shuffle, run.seed, run.data.dedup, rank=world.rank, ranks=world.size
-        )
+        of, share = self.run.data, {"rank": self.ranks.world.rank, "ranks": self.ranks.world.size}
+        return self.dataset.loader(of.batch_size, split, shuffle, self.run.seed, of.dedup, **share)
 
     # -- stopping and resuming ----------------------------------------------------------------------------------
 
@@ -409,10 +412,8 @@ class Trainer:
             tables.raise_bad_ids()  # what they changed is never saved
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
             raise self._diverged("dense weights")  # never saved over ones that work
-        state = {name: getattr(self, name) for name in (*_STATE, "best_evaluation")} | {
-            "loader": self.feed.state_dict(),
-            "data": self.dataset.fingerprint,
-        }
+        state = {name: getattr(self, name) for name in (*_STATE, "best_evaluation")}
+        state |= {"loader": self.feed.state_dict(), "data": self.dataset.fingerprint}
         parts: dict[str, dict[str, Tensor]] = {
             "dense": self.model.state_dict(),
             "optimizer": {

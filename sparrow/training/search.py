@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def search(
     *,
     overwrite: bool = False,
     listener: Listener | None = None,
+    held: ExitStack | None = None,
 ) -> dict[str, Any]:
     """Train with one of `tries` after the other until the time is up, and keep the run that is best on the valid part.
 
@@ -77,6 +79,7 @@ def search(
         budget_s: seconds.
         overwrite: drop another run that is in the run directory.
         listener: hears how it goes, see `train`.
+        held: see `train`.
 
     Returns:
         The results of `train` of the run that was kept, with "tries": of each its settings ("changed"), its value of
@@ -95,7 +98,8 @@ def search(
     told: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
     stopped_by: str | None = None
-    with kept.locked(), workplace(place, forget) as (work, _):
+    with ExitStack() as mine, workplace(place, forget) as (work, _):
+        (held or mine).enter_context(kept.locked())
         for number, change in enumerate(tries(prepared, given)):
             hear = _Timed(listener, began + budget_s if number else math.inf)
             if time.monotonic() >= hear.end:
