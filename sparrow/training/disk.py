@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sparrow.checkpoint import pieces
 from sparrow.core import UserError
@@ -25,7 +27,7 @@ SPARE_BLOCKS = 1.1  # a block is written elsewhere before its old place is free
 
 
 def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hosts: int = 1) -> None:
-    """Check that the rows of tables on an SSD find room, and their checkpoints beside the others.
+    """Check that rows of tables on an SSD, and checkpoints beside the others, find a folder and room there.
 
     Blocks that nobody learnt from are never written. Checkpoints share the blocks that did not change between them. The
     best one may be so old that it shares none. What the run has already, if it goes on or is overwritten, counts as
@@ -39,7 +41,7 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
         hosts: among how many the rows are divided.
 
     Raises:
-        UserError: names the disk, what it lacks and the remedy.
+        UserError: names the folder, what is wrong with it or lacks on its disk, and the remedy.
     """
     on_ssd = [component for component in components if component.tier.is_on]
     if not on_ssd or run.ssd is None:
@@ -59,16 +61,21 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
         changed = sum(_bytes_blocks(component, ids * between / hosts, hosts) for component in on_ssd)
         blocks += min(blocks, changed) * (kept - 1) + blocks
     kept *= sum(_bytes_saved(component, whole) for component in components)
-    remedy = "lower checkpoint.keep, or name another folder with --ssd"
     place, ssd = Path(run.run_dir), Path(run.ssd)
     mine = [path for folder in folders_of(place) if folder.parent == ssd.resolve() for path in folder.glob("*")]
-    needs = [(ssd, blocks, mine, "rows of tables on an SSD, and their checkpoints,", remedy)]
-    remedy = "lower checkpoint.keep, or name another --run_dir"
-    needs.append((place, kept, list(place.glob("checkpoints/*/*")), "checkpoints", remedy))
+    needs = [(ssd, blocks, mine, "rows of tables on an SSD, and their checkpoints,", "name another folder with --ssd")]
+    needs.append((place, kept, list(place.glob("checkpoints/*/*")), "checkpoints", "name another --run_dir"))
     for place, size, has, what, remedy in needs:
-        free = shutil.disk_usage(_there(place)).free + sum(map(_allocated, has))
+        there = _there(place)
+        try:
+            with TemporaryDirectory(prefix=".sparrow-", dir=there):
+                free = shutil.disk_usage(there).free + sum(map(_allocated, has))
+        except OSError as error:
+            told = f"no folder can be made in {there} ({error.strerror or error})"
+            raise UserError(f"{place}: {told}; {remedy}") from None
         if size > free:
-            raise UserError(f"{place}: {what} need up to {gb(size)}, and {gb(free)} are free or have the run; {remedy}")
+            told = f"{what} need up to {gb(size)}, and {gb(free)} are free or have the run"
+            raise UserError(f"{place}: {told}; lower checkpoint.keep, or {remedy}")
 
 
 def bytes_saving(component: Component) -> int:
@@ -121,8 +128,8 @@ def _allocated(path: Path) -> int:
 
 
 def _there(path: Path) -> Path:
-    """Returns the nearest folder above that exists."""
+    """Returns the path, or the nearest above it that is there."""
     path = path.absolute()
-    while not path.exists():
+    while not os.path.exists(path):  # nor is one with a file in it, or that may not be looked at
         path = path.parent
     return path

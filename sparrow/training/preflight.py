@@ -18,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 from sparrow import sharding
 from sparrow.core import Batch, UserError
 from sparrow.core.cores import cores
+from sparrow.core.errors import listed
 from sparrow.core.memory import available_bytes, gb, let_go, resident_bytes
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import Component, LogTable, Numbering, TableChoices, TableSpec, stored_in, unallocated
+from sparrow.embeddings import LogTable, Numbering, TableChoices, TableSpec, stored_in, unallocated
 from sparrow.embeddings.spec import Tier
 from sparrow.embeddings.tiers.folded import FoldedStore
 from sparrow.features.schema import Schema
@@ -96,9 +97,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     specs, (weights, state) = _sizes(run, schema)
     components = [component for spec in specs for component in spec.components]
     each = {component.name: component.bytes_of(component.rows, component.dim) for component in components}
-    maps = sum(spec.addressing.traits.bytes_map for spec in specs)
-    copies = 1 + run.checkpoint.background
-    held = [copies * size + maps for size in _held(run, components, Grid(ranks // per_host, per_host))]
+    of_ranks = held(run, specs, Grid(ranks // per_host, per_host))
     scale = run.data.batch_size / ranks / batch.batch_size
     ids = dict.fromkeys((spec.name for spec in specs), 0.0)
     for feature in dataset.schema.sparse:
@@ -116,10 +115,10 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
 
     def needs(kept: float, compared: int = 0) -> Needs:
         step = int(_STEP * kept + gradients)
-        model = {"tables": max(held), DENSE: 2 * weights + state, "a step": step, "pairs": compared}
+        model = {"tables": max(of_ranks), DENSE: 2 * weights + state, "a step": step, "pairs": compared}
         if torch.device(run.device).type == "cuda":
             return Needs(host=here, device=model, largest=largest, flop=flop)
-        hosts = [sum(held[first : first + per_host]) // per_host for first in range(0, ranks, per_host)]
+        hosts = [sum(of_ranks[first : first + per_host]) // per_host for first in range(0, ranks, per_host)]
         return Needs(host={**here, **model, "tables": max(hosts)}, device={}, largest=largest, flop=flop)
 
     if not _fits(needs(0), run, per_host):
@@ -132,20 +131,29 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     return needs(row * run.data.batch_size / ranks + fixed, compared)
 
 
-def _held(run: Run, components: Sequence[Component], grid: Grid) -> list[int]:
-    """Returns the bytes of tables on every rank."""
-    if grid.size == 1:
-        return [sum(component.bytes_of(component.rows, component.dim) for component in components)]
-    held = [0] * grid.size
-    plan = sharding.plan(run.sharding.plan, components, grid)
+def held(run: Run, specs: Sequence[TableSpec], grid: Grid) -> list[int]:
+    """Returns the bytes of memory of tables on every rank, as the run's plan puts them.
+
+    Args:
+        run: its settings.
+        specs: of all tables.
+        grid: the ranks.
+
+    Raises:
+        UserError: when the plan is not for these tables, or not for so many ranks.
+    """
+    components = [component for spec in specs for component in spec.components]
+    found, copies = [sum(spec.addressing.traits.bytes_map for spec in specs)] * grid.size, 1 + run.checkpoint.background
+    plan = sharding.plan(run.sharding.plan if grid.size > 1 else "data_parallel", components, grid)
     for component in components:
         layout = plan[component.name]
+        layout.check(component.name, grid.size, grid.local_size)
         for shard in layout.shards(component.name, component.rows, component.dim, component.policy):
             rows, columns = shard.rows[1] - shard.rows[0], shard.columns[1] - shard.columns[0]
-            held[shard.rank] += component.bytes_of(rows, columns) if rows else 0
+            found[shard.rank] += copies * component.bytes_of(rows, columns) if rows else 0
         if layout.is_replicated:
-            held = [already + component.bytes_of(component.rows, component.dim) for already in held]
-    return held
+            found = [already + copies * component.bytes_of(component.rows, component.dim) for already in found]
+    return found
 
 
 def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Needs:
@@ -167,18 +175,12 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     needs = estimate(run, dataset, ranks, per_host)
     if _fits(needs, run, per_host):
         return needs
-    host, free = needs.bytes_host, _free_host(needs, per_host)
-    short = host > free
-    place = "memory"
-    parts = needs.host
-    if not short:
-        host = needs.bytes_device
-        free = _free_device(run)
-        place = f"memory of {run.device}"
-        parts = needs.device
-    told = ", ".join(f"{name} {gb(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1]) if size)
+    place, parts, size, free = "memory", needs.host, needs.bytes_host, _free_host(needs, per_host)
+    if needs.device and size <= free:
+        place, parts, size, free = f"memory of {run.device}", needs.device, needs.bytes_device, _free_device(run)
+    told = ", ".join(f"{name} {gb(of)}" for name, of in sorted(parts.items(), key=lambda item: -item[1]) if of)
     remedy = _remedy(run, needs, dataset, ranks, per_host) + _on_ssd(run, needs, dataset, ranks)
-    raise UserError(f"{place}: the run needs {gb(host)} and {gb(free)} are there ({told}); {remedy}")
+    raise UserError(f"{place}: the run needs {gb(size)} and {gb(free)} are there ({told}); {remedy}")
 
 
 def check_settings(run: Run, dataset: Dataset, probe: bool = False) -> None:
@@ -219,6 +221,9 @@ def resolved(
         dataset: the prepared log.
         before: the run that it goes on with, and how its log was prepared.
         say: is told what takes long, and of overrides of tables that are for none.
+
+    Raises:
+        UserError: for settings of tables that do not fit each other or the log.
     """
     schema = dataset.schema
     rows = {name: table.rows or 0 for name, table in schema.encodings.items()}
@@ -235,12 +240,18 @@ def resolved(
 
 
 def _without_effect(run: Run, rows: Mapping[str, int]) -> Iterator[str]:
-    """Yields a line for each setting of tables on an SSD that does nothing in this run. rows: of each table."""
-    tiers = [run.tables.of(name, count).tier for name, count in rows.items()]
-    is_on = any(tier.is_on for tier in tiers)
+    """Yields a line for each setting of tables on an SSD that does nothing in this run. rows: of each table.
+
+    Raises:
+        UserError: when tables are to be there, and no folder is named.
+    """
+    tiers = {name: run.tables.of(name, count).tier for name, count in rows.items()}
+    is_on = [name for name, tier in tiers.items() if tier.is_on]
+    if is_on and run.ssd is None:
+        raise UserError(f"tables.tier: is ssd for {listed(is_on)}, and no folder on an SSD is named; give --ssd DIR")
     if run.ssd is not None and not is_on:
         yield "ssd: no table is on it; name some with --tables.tier.name ssd, or with a plan of `sparrow plan`"
-    if not is_on and any(tier != Tier() for tier in tiers):
+    if not is_on and any(tier != Tier() for tier in tiers.values()):
         yield "tables.tier: it says nothing while tables are in memory; --tables.tier.name ssd puts them on --ssd"
     if is_on and run.compile:
         yield "loop.ahead: rows on an SSD are not read ahead with --compile"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from sparrow import data
+from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.embeddings import Component
 from sparrow.embeddings.spec import Tier
@@ -174,3 +177,44 @@ def test_preflight_counts_checkpoints_and_counts_of_rows(prepared: Path, tmp_pat
     rows = sum(of.rows or 0 for of in dataset.schema.encodings.values())
     assert found["lfu"]["tables"] - found["lru"]["tables"] == rows
     assert found["lru"]["a checkpoint"] - memory["a checkpoint"] > 28 * 64
+
+
+@pytest.mark.parametrize("wrong", ["a file in its path", "no folders there", "not allowed"])
+@pytest.mark.parametrize("which", ["ssd", "run_dir"])
+def test_a_folder_that_cannot_be_made_is_named(prepared: Path, tmp_path: Path, wrong: str, which: str) -> None:
+    """And not the room on its disk: where nothing can be made, none is free."""
+    at, why = {
+        "a file in its path": (tmp_path / "file", "Not a directory"),
+        "no folders there": (Path("/proc"), "No such file or directory"),
+        "not allowed": (tmp_path / "closed", "Permission denied"),
+    }[wrong]
+    if wrong == "a file in its path":
+        at.write_text("")
+    if wrong == "not allowed":
+        at.mkdir(mode=0o500)
+    if wrong == "no folders there" and not at.exists():
+        pytest.skip("there is no such place")
+    if wrong == "not allowed" and os.geteuid() == 0:
+        pytest.skip("root may do all")
+    place = {"run_dir": str(tmp_path / "run"), "ssd": str(tmp_path / "disk")} | {which: str(at / "sparrow" / "x")}
+    run = replace(small_run(prepared, tmp_path), **place)
+    remedy = {"ssd": "name another folder with --ssd", "run_dir": "name another --run_dir"}[which]
+    said = re.escape(f"{at}/sparrow/x: no folder can be made in {at} ({why}); {remedy}")
+    with pytest.raises(UserError, match=f"^{said}$"):
+        train(replace(run, tables=replace(run.tables, tier=Tier(name="ssd"))))
+    assert {path.name for path in tmp_path.iterdir()} <= {"file", "closed"}  # nothing was made to find out
+
+
+def test_a_tier_without_a_folder_asks_for_one(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of the command line, and for tables that a plan puts there too."""
+    plan = tmp_path / "some.plan.toml"
+    plan.write_text('tiers = { user = { name = "ssd" } }\n')
+    start = ["train", str(prepared), "--run_dir", str(tmp_path / "run")]
+    for flags, tables in ((["--tables.tier.name", "ssd"], "item"), (["--sharding.plan", str(plan)], "for user, and")):
+        assert main([*start, *flags]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and tables in said
+        assert said.endswith("and no folder on an SSD is named; give --ssd DIR\n")
+    assert not (tmp_path / "run").exists()

@@ -23,11 +23,13 @@ from sparrow.embeddings.spec import Tier
 from sparrow.embeddings.tiers import SsdStore
 from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.kernels.rules import adam, rowwise_adagrad
+from sparrow.layers import Precision
+from sparrow.layers.recipe import Recipe
 from sparrow.losses import bce, listwise, pairwise
 from sparrow.models import dcnv2, dlrm, logistic, wukong
 from sparrow.trained.build import build, tables_of
 from sparrow.trained.run import Data, Run, Sharding
-from sparrow.training import preflight
+from sparrow.training import preflight, train
 from sparrow.training.preflight import resolved
 
 
@@ -334,3 +336,23 @@ def test_the_last_remedy_is_for_what_is_largest(
     host = {"program": 9, "tables": 1, preflight.DENSE: 1, "evaluation": 1, part: 2}
     needs = preflight.Needs(host=host, device={}, largest=("item", 2_000_000), flop=0)
     assert told in preflight._remedy(make(prepared), needs, data.open(prepared), 1, 1)
+
+
+def test_a_recipe_for_no_product_is_refused_before_the_log_is_read(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before anything is said of the precision, or made."""
+    monkeypatch.setattr(Dataset, "loader", lambda *_, **how: pytest.fail("the log is read"))
+    sites, said = {"crss.*": Recipe.of("mx6")}, list[str]()
+    run = make(prepared, model=dcnv2.Config(dim=4), precision=Precision("mxfp8", sites))
+    run = replace(run, run_dir=str(tmp_path / "run"))
+    with pytest.raises(UserError, match=r"^precision.sites: 'crss\.\*' names no product of this model.*; it has cross"):
+        train(run, listener=lambda event, values: said.append(event))
+    assert not said and not (tmp_path / "run").exists()
+
+
+def test_a_plan_for_more_ranks_is_refused_in_a_line(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text("[layouts.user]\nranks = [5]\n")
+    run = make(prepared, sharding=Sharding(plan=str(tmp_path / "plan.toml")))
+    with pytest.raises(UserError, match=r"^plan: table 'user' on ranks \[5\]; there are 2$"):
+        preflight.estimate(run, data.open(prepared), 2, 2)

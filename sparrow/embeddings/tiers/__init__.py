@@ -48,8 +48,8 @@ def new_store(component: Component, rows: int, dim: int) -> RowStore:
     beneath: Beneath
     if component.tier.is_on and rows:
         if (folder := chosen_folder()) is None:
-            remedy = "name one with --ssd, or make the tables within `on_ssd`"
-            raise UserError(f"table {component.name!r}: tables.tier is ssd, and no folder is named; {remedy}")
+            told = "tables.tier is ssd, and no folder is named; make the tables within `on_ssd`"
+            raise UserError(f"table {component.name!r}: {told}")
         check(component, chosen_device())
         beneath = SsdStore(component, rows, dim, replace(folder, path=made_folder(folder.path)))
     else:

@@ -442,7 +442,7 @@ def test_what_cannot_be_on_an_ssd_is_refused(tmp_path: Path, change: dict[str, A
 
 
 def test_a_folder_is_asked_for(tmp_path: Path) -> None:
-    told = "table 't': tables.tier is ssd, and no folder is named; name one with --ssd"
+    told = "table 't': tables.tier is ssd, and no folder is named; make the tables within"
     with pytest.raises(UserError, match=told):
         EmbeddingTables([TableSpec(name="t", dim=4, addressing=Direct(9), tier=SMALL)], [])
     (tmp_path / "file").write_text("")
