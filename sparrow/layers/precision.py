@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -136,19 +136,31 @@ def recipe_file(path: Path) -> dict[str, Any]:
         UserError: when it cannot be read.
     """
     found = read_toml(path)
-    sites = found.get("sites", {})
+    default, sites = found.get("default", "fp32"), found.get("sites", {})
     if odd := [key for key in found if key not in ("default", "sites")]:
         raise UserError(f"{path}: {odd[0]}: unknown key{suggest(odd[0], ['default', 'sites'])}")
     if not isinstance(sites, dict):
         raise UserError(f"{path}: sites: expected a table, pattern = recipe, got {sites!r}")
-    for pattern, recipe in sites.items():
-        if isinstance(recipe, str) and recipe not in MEMBERS:
-            raise UserError(f"{path}: sites.{pattern!r}: there is no precision {recipe!r}{suggest(recipe, MEMBERS)}")
-    recipes = {
-        pattern: to_dict(MEMBERS[of].recipe or Recipe.of("fp32")) if isinstance(of, str) else of
-        for pattern, of in sites.items()
-    }
-    return {"name": found.get("default", "fp32"), "sites": recipes}
+    if default != AUTO:
+        _member(default, f"{path}: default")
+    return {"name": default, "sites": {of: to_dict(_recipe(sites[of], f"{path}: sites.{of!r}")) for of in sites}}
+
+
+def _member(name: object, place: str) -> Member:
+    if not isinstance(name, str) or name not in MEMBERS:
+        raise UserError(f"{place}: there is no precision {name!r}{suggest(str(name), MEMBERS)}")
+    return MEMBERS[name]
+
+
+def _recipe(of: object, place: str) -> Recipe:
+    """Returns the recipe that a file has for a site: passes of its own, or the name of a precision."""
+    if not isinstance(of, dict):
+        return _member(of, place).recipe or Recipe.of("fp32")
+    passes = [of_field.name for of_field in fields(Recipe)]
+    if (left := [name for name in passes if name not in of]) and of.keys() <= {*passes}:
+        remedy = f"a recipe says all of {', '.join(passes)}, each as the formats of two operands"
+        raise UserError(f"{place}: no {' and no '.join(left)}; {remedy}")
+    return from_dict(Recipe, of, place)
 
 
 class _Here(threading.local):

@@ -61,6 +61,13 @@ def test_a_recipe_file_is_kept_in_the_run(tmp_path: Path) -> None:
     assert with_recipe({"precision": "bf16"}, tmp_path) == {"precision": "bf16"}
 
 
+RECIPE = """[sites.x]
+forward = ['mx6', 'mx6']
+input_gradient = ['bf16', 'bf16']
+weight_gradient = ['bf16', 'bf16']
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -68,6 +75,13 @@ def test_a_recipe_file_is_kept_in_the_run(tmp_path: Path) -> None:
         ("sites = 3", "sites: expected a table, pattern = recipe, got 3"),
         ("[sites]\nx = 'mxfp9'", "sites.'x': there is no precision 'mxfp9'"),
         ("[sites", "not valid TOML"),
+        ("default = 'mxfp9'", "default: there is no precision 'mxfp9'"),
+        ("default = ['bf16']", "default: there is no precision ['bf16']"),
+        ("[sites]\nx = 3", "sites.'x': there is no precision 3"),
+        ("[sites.x]\nforward = ['bf16', 'bf16']", "sites.'x': no input_gradient and no weight_gradient; a recipe says"),
+        ("[sites.x]\nfoward = ['bf16', 'bf16']", "sites.'x'.foward: unknown key; did you mean 'forward'?"),
+        (RECIPE.replace("'mx6'", "'mx7'"), "sites.'x'.forward: there is no format 'mx7'"),
+        (RECIPE.replace("['mx6', 'mx6']", "'mx6'"), "sites.'x'.forward: expected a list, got 'mx6'"),
     ],
 )
 def test_a_recipe_file_that_is_wrong_is_one_line(tmp_path: Path, text: str, said: str) -> None:
