@@ -55,7 +55,10 @@ class BlockFiles:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Have files with names until training ends. What a run that was killed left over is removed first."""
+        """Have files with names until training ends. What a run that was killed left over is removed first.
+
+        A run that ends without a checkpoint leaves no file and no folder.
+        """
         name, folders = said(self._world, "ssd", self._known)
         mine = [] if self._ssd is None else [Path(self._ssd).resolve() / name]
         self._is_on = bool(folders)
@@ -70,6 +73,9 @@ class BlockFiles:
         finally:
             for store in self._stores:
                 store.close()
+            for folder in mine:
+                with suppress(OSError):  # it has files that checkpoints need, or another rank's
+                    folder.rmdir()
 
     def saved(self) -> Iterator[Chunk | Saved]:
         """Returns what this rank has to save of the tables."""

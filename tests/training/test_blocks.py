@@ -352,6 +352,33 @@ def test_with_all_rows(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str
     assert last(tmp_path).step == 60 and not last(tmp_path).block_files and files(tmp_path) == needed(tmp_path)
 
 
+def test_a_run_that_is_refused_leaves_nothing(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
+    """Nor a folder, before its first checkpoint. What checkpoints need stays, and a run goes on with it."""
+    alone = {"checkpoint__every": 1000, "loop__evaluate_every": 1000}
+
+    def fails(event: str, values: dict[str, Any]) -> None:
+        if event == "progress" and values["step"] >= 20:
+            assert files(tmp_path)
+            raise UserError("enough")
+
+    with pytest.raises(UserError, match="find no frame"):
+        few: dict[str, Any] = {"tables__tier__fraction": 0.0, "tables__tier__bytes": 1}
+        trainer(wide, tmp_path, data__batch_size=1000, **few).fit()
+    assert list((tmp_path / "disk").iterdir()) == []
+    with pytest.raises(UserError, match="enough"):
+        trainer(wide, tmp_path, listener=fails, **alone).fit()
+    assert list((tmp_path / "disk").iterdir()) == []
+    trainer(wide, tmp_path, loop__max_steps=25).fit()
+    before = files(tmp_path)
+    with pytest.raises(UserError, match="enough"):
+        trainer(wide, tmp_path, listener=fails, resume=True, **alone).fit()
+    with pytest.raises(UserError, match="enough"):  # with files of its own, which go
+        trainer(wide, tmp_path, listener=fails, resume=True, tables__seed=7, **alone).fit()
+    assert files(tmp_path) == before == needed(tmp_path)
+    trainer(wide, tmp_path, resume=True).fit()
+    check(tmp_path, in_memory)
+
+
 def test_deltas_are_those_of_memory(wide: Path, tmp_path: Path) -> None:
     """Model folders of both, of all rows and of those that changed, are the same to the byte."""
     found = []

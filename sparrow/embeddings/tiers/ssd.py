@@ -23,7 +23,7 @@ from sparrow.embeddings.tiers.saved import First, Saved, put_into
 from sparrow.embeddings.tiers.spare import Spare
 from sparrow.embeddings.tiers.store import At, Folder, chosen_device, level_of
 from sparrow.kernels import row_cache
-from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Ticket
+from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Ticket, remove
 from sparrow.kernels.embedding_bag import Rows, Table
 from sparrow.kernels.row_cache import WAYS, Frames
 
@@ -86,6 +86,7 @@ class SsdStore(nn.Module):
         self.folder, self.has_name = folder.path, False
         self._layout = Layout(fields=self._fields, rows=rows)
         self._opened: Blocks | None = None
+        self._is_needless = False  # a file with a name that was made here, and of which no checkpoint has blocks
         self._maps: list[Tensor] = []  # places that are kept for a checkpoint that is being written
         self._kept: dict[int, Tensor] = {}  # and for those that are, by step
         self._readings: deque[_Reading] = deque()
@@ -278,9 +279,11 @@ class SsdStore(nn.Module):
         return {**self._blocks.counters, "hits": self.hits, "used": self.used, "left": self.left}
 
     def close(self) -> None:
-        """Let go of the file. Nothing of it is read or written after that."""
+        """Let go of the file. It goes away if no checkpoint has blocks of it. Nothing is read or written after that."""
         if self._opened:
             self._opened.close()
+            if self._is_needless:
+                remove(self._opened.file.path)
         self.has_name = False
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
@@ -306,6 +309,7 @@ class SsdStore(nn.Module):
         """
         self.arrive()
         map, rows_Q, fields_Q = self._blocks.snapshot()
+        self._is_needless = False
         self._maps.append(map.places_K)
         waiting_W = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
         fields_W = {name: of[waiting_W] for name, of in fields_Q.items()}
@@ -436,6 +440,7 @@ class SsdStore(nn.Module):
         if self._opened is None:
             path = self.folder / f"{quote(self.component.name, safe='')}.{secrets.token_hex(8)}{SUFFIX}"
             self._opened = self._open(path, None)
+            self._is_needless = self.has_name
             if not self.has_name:
                 os.unlink(path)
         return self._opened
