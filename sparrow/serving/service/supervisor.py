@@ -268,7 +268,10 @@ class Supervisor:
         """Have a process of low priority load and check a model, so that workers only need to map it."""
         child = Child(worker.check, model, self._settings.lookups, self._settings.ssd)
         try:
-            return await child.open()
+            told = await child.open()
+            for note in told.pop("notes"):
+                _log.warning("%s: %s", model.paths[-1], note)
+            return told
         except EOFError:
             raise UserError(f"{model.paths[-1]}: the process that loads it has died; is there memory for it?") from None
         finally:

@@ -23,7 +23,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from sparrow.core.errors import UserError
-from sparrow.serving.scorer import load
+from sparrow.serving.scorer import Scorer, load
 from sparrow.serving.service import logs
 from sparrow.serving.service.app import Service, app
 from sparrow.serving.service.connections import bounded
@@ -56,10 +56,17 @@ def check(channel: socket.socket, model: Model, lookups: Lookups, ssd: Ssd | Non
         scorer = load(model.paths[0], model.paths[1:], ssd=small)
         touch(scorer, _CHECK_BYTES_S)
         told = Version(scorer, _items(model, lookups)).told | {"columns": scorer.encoder.sources}
+        told["notes"] = [] if ssd is None or scorer.on_ssd else [_not_on(ssd, scorer)]
     except UserError as error:
         told = {"refused": str(error)}
     with contextlib.suppress(OSError):  # the supervisor has gone
         channel.sendall(line(told))
+
+
+def _not_on(ssd: Ssd, scorer: Scorer) -> str:
+    sizes = [sum(of.nbytes for of in rows.fields.values()) for rows in scorer.stack.rows.values()]
+    told = f"the largest takes {max(sizes, default=0) / 1e6:,.1f} MB, and --ssd-least-mb is {ssd.least_mb:g}"
+    return f"no table is on --ssd {ssd.folder}: {told}; tables in --in-memory, and ids that come and go, stay in memory"
 
 
 def work(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,7 @@ from sparrow.embeddings import EmbeddingTables
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers import LeveledRows
+from sparrow.embeddings.tiers.ssd import made_folder
 from sparrow.embeddings.tiers.store import level_of
 from sparrow.kernels import embedding_bag
 from sparrow.kernels.block_io import Layout
@@ -232,9 +234,11 @@ def put_on_ssd(
         before: those of a model that still answers. A table with the same rows below a delta shares their cache.
 
     Raises:
-        UserError: when rows cannot be written as blocks, or blocks are damaged.
+        UserError: when there can be no such folder, rows cannot be written as blocks, or blocks are damaged.
         UnreadableError: when hot rows cannot be read.
     """
+    if not os.path.isdir(ssd.folder):  # else it is read, and may be another user's
+        made_folder(ssd.folder)
     parts = [(of, number, record.component) for of in tables for number, record in enumerate(of.all_records())]
     found = {c.name: rows(c)[1] for _, _, c in parts if c.policy is None}  # others are read into memory anyway
     formats = {c.name: fp32.Config() if ssd.decoded else c.format for _, _, c in parts}

@@ -199,3 +199,19 @@ def test_tables_on_an_ssd(
             assert_scored(server.ask("/rank", one), model, one)
     assert written < {path.name for path in (tmp_path / "ssd").iterdir()}
     assert server.end()[0] == 0
+
+
+@pytest.mark.multi
+def test_a_folder_with_no_table_is_told(started: Callable[..., Server], models: Path, tmp_path: Path) -> None:
+    """Once, however many workers there are, and for the next model again."""
+    control = tmp_path / "control.sock"
+    server = started(models / "one", "--ssd", str(tmp_path / "ssd"), "--workers", "2", "--control", str(control))
+    swap(control, models / "two")
+    code, said = server.end()
+    assert code == 0
+    told = [one for one in map(json.loads, said.splitlines()) if one["level"] == "warning"]
+    assert [one["event"].partition(": ")[0] for one in told] == [str(models / "one"), str(models / "two")]
+    for one in told:
+        assert re.search(
+            r": no table is on --ssd .*/ssd: the largest takes 0\.\d MB, and --ssd-least-mb is 64;", one["event"]
+        )

@@ -135,6 +135,13 @@ def test_tables_in_memory_are_not_read(model: Path, log: Path, tmp_path: Path, e
         load(model, ssd=ssd(tmp_path, in_memory=("itm",)))
 
 
+def test_a_folder_that_cannot_be_made_is_refused(model: Path, tmp_path: Path) -> None:
+    """Also where all tables stay in memory, so that a slip of the pen is not found when the first one has grown."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"ssd: cannot make .*/x \(Not a directory\); name another folder with --ssd"):
+        load(model, ssd=ssd(tmp_path / "file" / "x", least_mb=64.0))
+
+
 def test_threads_share_a_cache(model: Path, log: Path, tmp_path: Path) -> None:
     """One set of frames for far more rows: threads take frames from each other all the time."""
     held, scorer, failed = load(model), load(model, ssd=ssd(tmp_path, pooled_mb=0.01, pooled_length=2)), []
