@@ -58,6 +58,7 @@ def numerics(
 
 def _show_products(done: Numerics) -> None:
     from sparrow.analysis.numerics.page import HEADER, rows
+    from sparrow.analysis.numerics.report import PAGE
     from sparrow.cli import _show
 
     table = _show.Table(title=f"{done.run_dir}: products in {done.shown}", title_justify="left", box=_show.SLIM)
@@ -68,6 +69,8 @@ def _show_products(done: Numerics) -> None:
     for line in rows(done):
         table.add_row(*(_show.escape(str(line[at])) for at in shown))
     _show.out.print(table)
+    told = f"QSNR, MERE and NE alone are those of {done.shown}; --precision shows another, and {PAGE} has a map of all"
+    _show.out.print(told, markup=False, soft_wrap=True)
 
 
 def _show_formats() -> None:

@@ -6,6 +6,7 @@ arXiv 2605.10886). Covariances of more than BLOCK columns are kept in blocks alo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -70,6 +71,22 @@ class Moments:
     def covariance(self) -> list[Tensor]:
         """Blocks of the covariance; zeros of fewer than two rows."""
         return [scatter / max(self.count - 1, 1) for scatter in self.scatter]
+
+    @property
+    def error(self) -> float:
+        """How far the covariance is likely to lie from that of all rows, as a share of its norm.
+
+        Of n normal rows with covariance C, the mean of |S - C|^2 is (|C|^2 + tr(C)^2) / (n - 1), and that of |S|^2 is
+        larger than |C|^2 by as much. It is infinite where too few rows were seen to tell.
+        """
+        if self.count < 2:
+            return math.inf
+        rows, blocks = self.count - 1, self.covariance
+        trace = sum(float(block.trace()) ** 2 for block in blocks)
+        norm = (sum(float(block.square().sum()) for block in blocks) - trace / rows) * rows / self.count
+        if not trace:  # nothing varies
+            return 0.0
+        return math.sqrt((1 + trace / norm) / rows) if norm > 0 else math.inf
 
     def drawn(self, rows: int, random: torch.Generator) -> Tensor:
         """Returns rows [R, columns] drawn from the normal distribution with this mean and covariance."""

@@ -70,6 +70,25 @@ def test_draws_have_the_mean_and_covariance() -> None:
     assert float((drawn.mean(0) - found.mean).abs().max()) < 0.02
 
 
+@pytest.mark.parametrize("count", [6, 30, 300])
+def test_the_error_of_a_covariance_is_what_is_said(count: int) -> None:
+    """On average over many samples, of columns that vary together and of columns that do not."""
+    random = torch.Generator().manual_seed(2)
+    for mixed in (torch.eye(16), torch.randn(2, 16, generator=random), torch.randn(16, 16, generator=random)):
+        want, errors, said = (mixed.t() @ mixed).double(), list[float](), list[float]()
+        for _ in range(200):
+            found = Moments(16, block=16)
+            found.update(torch.randn(count, len(mixed), generator=random) @ mixed)
+            errors.append(float((covariance(found) - want).norm() / want.norm()))
+            said.append(found.error)
+        real, of_half = sum(e * e for e in errors) ** 0.5 / 200**0.5, sorted(said)[100]
+        assert of_half == pytest.approx(real, rel=0.35 if count > 6 else 2.0)
+    assert Moments(3).error == float("inf")
+    dead = Moments(3)
+    dead.update(torch.ones(5, 3))
+    assert dead.error == 0.0
+
+
 def test_columns_that_never_change_never_do() -> None:
     """A dead ReLU is 0, a constant column is what it is, and a copy stays one."""
     x = rows(300, 9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from sparrow.analysis.numerics.measure import (
     standard,
 )
 from sparrow.analysis.numerics.page import page_of
-from sparrow.core.errors import UserError, require, suggest
+from sparrow.core.errors import UserError, listed, require, suggest
 from sparrow.core.files import to_json, write_text
 from sparrow.core.progress import Progress
 from sparrow.layers import named_sites
@@ -34,6 +34,7 @@ from sparrow.trained.scorer import restore
 from sparrow.training import probe
 
 PAGE, RESULTS, RECIPE = "numerics.html", "numerics.json", "recipe.toml"
+MOST_OFF = 0.5  # of a covariance, as a share of its norm, beyond which a person is told
 
 
 def numerics(
@@ -70,11 +71,7 @@ def numerics(
     sites = gathered(found, dataset, learned or None, told)
     if not sites:
         raise UserError(f"{run_dir}: {found.name} has no products of matrices that train")
-    remedy = "`sparrow train --probe` learns them while a run trains"
-    notes = [f"learned inputs: of {BATCHES} batches of training that were taken now; {remedy}"]
-    if learned:
-        rows_seen = max(of.x.count for of in learned.values())
-        notes = [f"learned inputs: by the probe of the run, until step {step:,}, from {rows_seen:,} rows"]
+    notes = of_learned(sites, learned, step if file.exists() else None)
     judge, judged_by = judge_of(dataset, rows)
     notes.append(f"NE: of {judge.batch.batch_size:,} rows of {judged_by}")
     notes += [f"the run: {of}" for of in [native(found.run.precision, device)] if of]
@@ -104,6 +101,28 @@ def numerics(
     write_text(run_dir / RESULTS, to_json(done.plain(), indent=1) + "\n")
     write_text(run_dir / PAGE, page_of(done, recipe))
     return done
+
+
+def of_learned(sites: Sequence[Site], learned: Mapping[str, probe.Learned], step: int | None) -> list[str]:
+    """Returns where learned inputs come from, and of which products too few rows were seen.
+
+    Args:
+        sites: the products.
+        learned: what the probe of the run knows.
+        step: of its file; None if there is none.
+    """
+    remedy = "`sparrow train --probe` learns them while a run trains"
+    if step is not None:
+        remedy = f"the probe looks at every {probe.EVERY}th step, and saw none of {step:,}"
+    notes = [f"learned inputs: of {BATCHES} batches of training that were taken now; {remedy}"]
+    if learned:
+        rows_seen = max(of.x.count for of in learned.values())
+        notes = [f"learned inputs: by the probe of the run, until step {step:,}, from {rows_seen:,} rows"]
+    off = {s.name: max(s.learned.x.error, s.learned.grad.error) for s in sites if s.learned is not None}
+    if few := sorted((name for name in off if off[name] > MOST_OFF), key=lambda name: -off[name]):
+        told = f"covariances of {listed(few)} are likely to be off by half or more"
+        notes.append(f"learned inputs: too few rows were seen: {told}; a longer run with --probe sees more")
+    return notes
 
 
 def _errors(sites: Sequence[Site], told: Progress) -> dict[Key, tuple[Errors, float]]:

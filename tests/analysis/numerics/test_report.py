@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from sparrow import data
 from sparrow.analysis.numerics import measure
 from sparrow.analysis.numerics.found import Numerics
-from sparrow.analysis.numerics.report import numerics
+from sparrow.analysis.numerics.report import numerics, of_learned
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.features.schema import Split
@@ -125,6 +126,7 @@ def test_a_probe_of_the_run_is_read(prepared: Path, tmp_path: Path, monkeypatch:
     train(small_run(prepared, tmp_path / "run", model=MODEL), probe=True)
     found = numerics(tmp_path / "run", rows=400)
     assert found.notes[0].startswith("learned inputs: by the probe of the run")
+    assert not any("too few rows" in note for note in found.notes)
     (tmp_path / "run" / "probe.safetensors").write_bytes(b"no")
     assert main(["numerics", str(tmp_path / "run")]) == 2
 
@@ -132,7 +134,7 @@ def test_a_probe_of_the_run_is_read(prepared: Path, tmp_path: Path, monkeypatch:
 def test_the_command(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["numerics", str(trained), "--rows", "400", "--precision", "mx6"]) == 0
     told = capsys.readouterr().out
-    assert "products in mx6" in told
+    assert "products in mx6" in told and "QSNR, MERE and NE alone are those of mx6; --precision shows another" in told
     assert "cross.weights.0" in told
     assert "numerics.html" in told
     assert main(["numerics", "--formats"]) == 0
@@ -176,3 +178,23 @@ def test_a_probe_of_another_model_is_refused_in_a_line(trained: Path) -> None:
     with pytest.raises(UserError, match=r"cross.weights.0: probe.safetensors has a product of 5 x 7.*delete that file"):
         numerics(trained, rows=400)
     (trained / probe.FILE).unlink()
+
+
+def test_a_probe_that_saw_too_little_is_told(prepared: Path, tmp_path: Path, found: Numerics) -> None:
+    """Of no step, where the run was shorter than the time between two; and of too few rows for a covariance."""
+    train(small_run(prepared, tmp_path / "run", model=MODEL), probe=True)
+    learned, step = probe.load(tmp_path / "run" / probe.FILE)
+    assert not learned
+    told = of_learned(found.sites, learned, step)
+    assert told == [
+        "learned inputs: of 64 batches of training that were taken now; the probe looks at every 100th step, "
+        "and saw none of 19"
+    ]
+    few = probe.Learned.empty((16, 12))
+    few.x.update(torch.randn(8, 12))
+    few.grad.update(torch.randn(8, 16))
+    one, *others = found.sites
+    told = of_learned([replace(one, name="few", learned=few), *others], {"few": few}, 100)
+    assert told[0] == "learned inputs: by the probe of the run, until step 100, from 8 rows"
+    assert told[1].startswith("learned inputs: too few rows were seen: covariances of few are likely to be off by half")
+    assert len(told) == 2
