@@ -22,9 +22,9 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import write_text
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.spec import TableSpec, Tier
 from sparrow.sharding import tiering
-from sparrow.sharding.plan import read
+from sparrow.sharding.plan import Grid, read
 from sparrow.sharding.tiering import Cost, Device, Use
 from sparrow.trained.run import Run
 from sparrow.training import preflight, reuse
@@ -70,6 +70,8 @@ class Placement:
         batch_size: examples of a batch.
         bytes_beside: what the run needs of memory beside the rows of tables.
         bytes_memory: what it may have.
+        ranks: bytes of memory of tables on each rank, of a job of several.
+        bytes_beside_rank: what each of these needs beside them.
     """
 
     tables: dict[str, Placed]
@@ -77,6 +79,8 @@ class Placement:
     batch_size: int
     bytes_beside: int
     bytes_memory: int
+    ranks: tuple[int, ...] = ()
+    bytes_beside_rank: int = 0
 
     @property
     def bytes_tables(self) -> int:
@@ -109,8 +113,9 @@ def place(
     device: Device | None = None,
     examples: int = reuse.EXAMPLES,
     told: Progress = reuse.silent,
+    ranks: int = 1,
 ) -> Placement:
-    """Returns the placement with the least predicted time.
+    """Returns the placement with the least predicted time of one process.
 
     Args:
         run: its settings. Its tables may go to disk only if `ssd` is set.
@@ -119,27 +124,41 @@ def place(
         device: what the disk does; None measures it.
         examples: how many are read, at most, to learn how tables are used.
         told: hears how it goes on.
+        ranks: of how many it is told what memory each needs, with tables in these places.
 
     Raises:
-        UserError: when memory is too small, or the disk cannot be measured.
+        UserError: when memory is too small, the disk cannot be measured, or the run's plan is not for so many ranks.
     """
-    run = preflight.resolved(run, dataset)
     if torch.device(run.device).type != "cpu":
         raise UserError(f"device: {run.device!r}, and only memory of the host is divided; use --device cpu")
-    beside = _beside(run, dataset)  # before anything else takes memory
+    run = preflight.resolved(run, dataset)
+    grid, specs = _grid(run, ranks), [spec for of in reuse.tables_for(run, dataset) for spec in of.specs]
+    beside, least = _needed(run, dataset, specs)  # before anything else takes memory
+    _check(least, memory, beside, run)  # before anything is read
+    beside_rank = _beside_rank(run, dataset, specs, grid) if ranks > 1 else 0
     if device is None:
         device = Device() if run.ssd is None else tiering.probed(Path(run.ssd))
     uses = reuse.uses(run, dataset, examples, told)
     options = {name: options_of(of, device, run.ssd is not None) for name, of in uses.items()}
-    _check(options, memory, beside, run)
+    _check(smallest([[(one.bytes, one.ms) for one in costs] for costs in options.values()]), memory, beside, run)
     chosen = divide(options, memory - beside)
+    placed = [dataclasses.replace(spec, tier=chosen[spec.name].tier) if spec.name in chosen else spec for spec in specs]
     return Placement(
         tables={n: Placed(uses=tuple(uses[n]), cost=cost) for n, cost in chosen.items()},
         device=device,
         batch_size=run.data.batch_size,
         bytes_beside=beside,
         bytes_memory=memory,
+        ranks=tuple(preflight.held(run, placed, grid)) if ranks > 1 else (),
+        bytes_beside_rank=beside_rank,
     )
+
+
+def _grid(run: Run, ranks: int) -> Grid:
+    per_host = run.sharding.ranks_per_host or ranks
+    if ranks % per_host:
+        raise UserError(f"ranks: {ranks} are not whole hosts of sharding.ranks_per_host {per_host}; change one of them")
+    return Grid(ranks // per_host, per_host)
 
 
 def divide(options: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, Cost]:
@@ -156,12 +175,11 @@ def divide(options: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, Cost
     return {name: costs[number] for (name, costs), number in zip(options.items(), numbers, strict=True)}
 
 
-def _check(options: Mapping[str, Sequence[Cost]], memory: int, beside: int, run: Run) -> None:
-    """Check that the smallest places of all tables fit."""
-    least = smallest([[(cost.bytes, cost.ms) for cost in costs] for costs in options.values()])
+def _check(least: int, memory: int, beside: int, run: Run) -> None:
+    """Check that tables fit in their smallest places, of so many bytes."""
     if least + beside <= memory:
         return
-    remedy = f"give --memory {-(-(least + beside) // 1_000_000)}MB, or lower data.batch_size"
+    remedy = f"give --memory {-(-(least + beside) // 1_000_000)}MB or more, or lower data.batch_size"
     if run.ssd is None:
         remedy = f"name a folder on an SSD with --ssd, or {remedy}"
     raise UserError(
@@ -178,11 +196,29 @@ def options_of(uses: Sequence[Use], device: Device, may_leave: bool) -> list[Cos
     return [tiering.cost(uses, tier, device) for tier in tiers]
 
 
-def _beside(run: Run, dataset: Dataset) -> int:
-    """Returns the bytes of memory that a run needs beside the rows of tables that may leave memory."""
+def _needed(run: Run, dataset: Dataset, specs: Sequence[TableSpec]) -> tuple[int, int]:
+    """Returns the bytes of memory that a run needs beside tables that may leave it, and the least that these may have.
+
+    On an SSD a table has frames for all batches under way. How many those are nobody knows before they are read.
+    """
+    needs = preflight.estimate(_small(run, dataset, specs), dataset)
+    parts = [part for spec in specs if reuse.may_leave(spec) for part in spec.components]
+    on_ssd, in_memory = (
+        [dataclasses.replace(part, tier=tier).bytes_of(part.rows, part.dim) for part in parts]
+        for tier in (SMALLEST, Tier())
+    )
+    least = in_memory if run.ssd is None else map(min, on_ssd, in_memory)
+    return needs.bytes_host - sum(on_ssd), sum(least)
+
+
+def _beside_rank(run: Run, dataset: Dataset, specs: Sequence[TableSpec], grid: Grid) -> int:
+    """Returns the bytes of memory that a rank needs beside its tables."""
+    needs = preflight.estimate(_small(run, dataset, specs), dataset, grid.size, grid.local_size)
+    return needs.bytes_host - needs.host["tables"]
+
+
+def _small(run: Run, dataset: Dataset, specs: Sequence[TableSpec]) -> Run:
+    """Returns the run with all on an SSD that may be there, so that what a step needs is measured on any machine."""
     rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
-    specs = [spec for of in reuse.tables_for(run, dataset) for spec in of.specs if reuse.may_leave(spec)]
-    small = run.tables.placed({spec.name: SMALLEST for spec in specs}, rows)  # so that what a step needs is measured
-    needs = preflight.estimate(dataclasses.replace(run, tables=small), dataset)
-    parts = [dataclasses.replace(part, tier=SMALLEST) for spec in specs for part in spec.components]
-    return needs.bytes_host - sum(part.bytes_of(part.rows, part.dim) for part in parts)
+    tiers = {spec.name: SMALLEST for spec in specs if reuse.may_leave(spec)}
+    return dataclasses.replace(run, tables=run.tables.placed(tiers, rows))

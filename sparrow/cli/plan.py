@@ -37,6 +37,8 @@ class Arguments:
     """Random reads/s of 4 KiB that the SSD does; by default it is measured, which takes about a second."""
     examples: int = 1_000_000
     """Read at most so many of the training part."""
+    ranks: int = 1
+    """Say what memory each rank has of a job of so many. Memory is divided for one process."""
     out: Path | None = None
     """The plan file, RUN_DIR.plan.toml by default."""
 
@@ -44,7 +46,7 @@ class Arguments:
 def main(arguments: Sequence[str]) -> None:
     """`sparrow plan PREPARED|RUN.toml --memory 12GiB --ssd DIR [--any.leaf value]`."""
     known, rest = parse(Arguments, arguments, "plan", unknown=True)
-    require(least=1, examples=known.examples)
+    require(least=1, examples=known.examples, ranks=known.ranks)
     require(above=0, reads=known.reads)
     from sparrow import data
     from sparrow.analysis.placement import place
@@ -63,9 +65,9 @@ def main(arguments: Sequence[str]) -> None:
     if known.memory is None and free is None:
         raise UserError("--memory: this system does not tell how much is free; give it, such as --memory 12GiB")
     memory = parsed(known.memory, "--memory") if known.memory else int(free or 0) + resident_bytes()
-    device = None if known.reads is None else Device(reads_per_s=known.reads)
+    device, dataset = None if known.reads is None else Device(reads_per_s=known.reads), data.open(run.data.path)
     with _show.progress_bar() as told:
-        found = place(run, data.open(run.data.path), memory=memory, device=device, examples=known.examples, told=told)
+        found = place(run, dataset, memory=memory, device=device, examples=known.examples, told=told, ranks=known.ranks)
     _tell(found, run)
     out.parent.mkdir(parents=True, exist_ok=True)
     found.save(out, run)
@@ -95,6 +97,13 @@ def _tell(found: Placement, run: Run) -> None:
     lines.insert(1, f"disk: {disk}")
     for line in lines:
         _show.out.print(line, markup=False, soft_wrap=True)
+    if found.ranks:
+        table = _show.Table(title=f"memory of each of {len(found.ranks)} ranks", title_justify="left")
+        for name in ("rank", "tables", "beside them", "together"):
+            table.add_column(name, justify="right")
+        for rank, size in enumerate(found.ranks):
+            table.add_row(str(rank), *map(in_units, (size, found.bytes_beside_rank, size + found.bytes_beside_rank)))
+        _show.out.print(table)
 
 
 def _cells(one: Placed, batch_size: int) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,10 +16,11 @@ from sparrow.embeddings import Component
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.spec import Cache, Tier
 from sparrow.kernels.formats import int8
+from sparrow.sharding import tiering
 from sparrow.sharding.plan import read
 from sparrow.sharding.tiering import Cost, Device, Use
 from sparrow.trained.run import Loop, Run
-from sparrow.training import train
+from sparrow.training import reuse, train
 from tests.equivalence.test_ssd import digests
 from tests.runs import small_run
 from tests.sharding.test_curves import curve_of, zipf_batches
@@ -176,9 +178,17 @@ def test_layouts_of_the_runs_plan_are_kept(wide: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ssd", "remedy"), [(True, "give --memory [0-9]+MB"), (False, "with --ssd, or give")])
 def test_too_little_memory_is_one_line(wide: Path, tmp_path: Path, ssd: bool, remedy: str) -> None:
-    with pytest.raises(UserError, match=f"--memory: 1 MB are too few; .*{remedy}") as error:
-        place(run_on(wide, tmp_path, ssd=ssd), data.open(wide), memory=1_000_000, device=DEVICE)
+    run, log = run_on(wide, tmp_path, ssd=ssd), data.open(wide)
+    with pytest.MonkeyPatch.context() as patch:  # before the log is read, or the disk is tried
+        patch.setattr(reuse, "uses", lambda *_: pytest.fail("the log is read"))
+        patch.setattr(tiering, "probed", lambda folder: pytest.fail("the disk is tried"))
+        with pytest.raises(UserError, match=f"--memory: 1 MB are too few; .*{remedy}") as error:
+            place(run, log, memory=1_000_000)
     assert "\n" not in str(error.value)
+    told = re.search(r"give --memory (\d+)MB", str(error.value))
+    assert told is not None
+    enough = 1_000_000 * int(told[1]) + 50_000_000  # frames for batches under way, and this program has grown
+    assert place(run, log, memory=enough, device=DEVICE).bytes_tables
 
 
 def test_without_a_folder_nothing_goes_to_disk(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,3 +206,33 @@ def test_tables_whose_ids_come_and_go_stay_in_memory(wide: Path, tmp_path: Path)
     tables = dataclasses.replace(run.tables, overrides=(Override(names=("user",), addressing={"name": "dynamic"}),))
     found = place(dataclasses.replace(run, tables=tables), data.open(wide), memory=1 << 40, device=DEVICE)
     assert set(found.tables) == set(data.open(wide).schema.encodings) - {"user"}
+
+
+def test_what_each_rank_has(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a table have frames in proportion to their rows. A step of a rank takes less than that of a process."""
+    plan, log = tmp_path / "ranks.toml", data.open(wide)
+    plan.write_text('default = "table_wise"\nlayouts = { user = { ranks = [1, 0, 1], rows = 3 } }\n')
+    run = run_on(wide, tmp_path)
+    run = dataclasses.replace(run, sharding=dataclasses.replace(run.sharding, plan=str(plan)))
+    assert place(run, log, memory=1 << 40, device=DEVICE).ranks == ()
+    whole = place(run, log, memory=1 << 40, device=DEVICE, ranks=2)
+    assert 0.5 * whole.bytes_beside < whole.bytes_beside_rank < 1.1 * whole.bytes_beside
+    monkeypatch.setattr(placement, "_needed", lambda *_: (0, 0))
+    half = place(run, log, memory=whole.bytes_tables // 2, device=DEVICE, ranks=2)
+    assert half.bytes_tables <= whole.bytes_tables // 2
+    for found in (whole, half):
+        want = [0, 0]
+        for number, (name, table) in enumerate(found.tables.items()):
+            (use,) = table.uses
+            of, rows = dataclasses.replace(use.component, tier=table.cost.tier), use.component.rows
+            third = -(-rows // 3)
+            parts = [(1, third), (0, third), (1, rows - 2 * third)] if name == "user" else [(number % 2, rows)]
+            for rank, count in parts:
+                want[rank] += of.bytes_of(count, of.dim)
+        assert list(found.ranks) == want
+    plan.write_text("[layouts.user]\nranks = [5]\n")
+    with pytest.raises(UserError, match=r"^plan: table 'user' on ranks \[5\]; there are 2$"):
+        place(run, log, memory=1 << 40, device=DEVICE, ranks=2)
+    hosts = dataclasses.replace(run.sharding, ranks_per_host=2)
+    with pytest.raises(UserError, match="ranks: 3 are not whole hosts of sharding.ranks_per_host 2"):
+        place(dataclasses.replace(run, sharding=hosts), log, memory=1 << 40, device=DEVICE, ranks=3)

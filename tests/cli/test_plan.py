@@ -30,7 +30,10 @@ def test_planned_and_trained(setting: Path, tmp_path: Path, capsys: pytest.Captu
     for text in ("user", "item", "lookups", "miss, %", "at most/s", "bound by", "20,000 reads/s", "no table is there"):
         assert text in said
     assert f"sparrow train {setting} --sharding.plan {plan} --ssd {tmp_path / 'disk'}" in " ".join(said.split())
-    assert {tier.name for tier in read(str(plan)).tiers.values()} == {"memory"}
+    assert {tier.name for tier in read(str(plan)).tiers.values()} == {"memory"} and "memory of each" not in said
+    assert main(["plan", str(setting), *given, "--ranks", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "memory of each of 3 ranks" in said and "beside them" in said
     text = plan.read_text().splitlines()  # a person may move a table
     moved = [line.replace('"memory"', '"ssd"') if line.startswith("user ") else line for line in text]
     plan.write_text("\n".join(moved))
@@ -54,6 +57,7 @@ def test_by_default_beside_the_run_directory(prepared: Path, tmp_path: Path, mon
         (["--memory", "lots"], "--memory: 'lots' is no number of bytes"),
         (["--reads", "0"], "reads"),
         (["--examples", "0"], "examples"),
+        (["--ranks", "0"], "ranks"),
         (["--out", "plan.txt"], r"--out plan.txt: .* end it in .toml"),
         (["--model.dims", "3"], "dims"),
     ],
