@@ -1,7 +1,8 @@
 """What a checkpoint writes and reads of tables on an SSD: a map of blocks, and the rows that are newer, in two files.
 
 The rows are one file (safetensors), written from its beginning to its end: their numbers, then field after field. They
-come in the order of their frames, so that nothing has to be sorted while training waits. Whoever reads them sorts.
+come in the order of their frames, so that nothing has to be sorted while training waits. Whoever reads them sorts. The
+counts of all rows come last, a byte each, where the policy is LFU.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sparrow.embeddings.tiers import Saved, SavedStore
 from sparrow.kernels.block_io import BlockMap
 
 ROW, AGE = "row", "age"  # of the newer rows: their numbers, and for how many batches nobody used them; no fields
+COUNTS = "counts"  # of all rows, where the policy is LFU
 _LONG = 1 << 20  # batches: the age of all rows of format 4, which has none
 _CODES = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"} | {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"
@@ -42,6 +44,7 @@ def entry_of(saved: Saved) -> dict[str, Any]:
     """Returns what the manifest says of the map, as plain data that `read` takes."""
     place = {"table": saved.component.name, "rows": list(saved.rows), "columns": list(saved.columns)}
     blocks = {"path": str(saved.path), "file": saved.map.file, "seed": saved.seed, "cached": saved.cached}
+    blocks["batches"] = list(saved.batches)
     return {**place, "blocks": {**blocks, "component": to_dict(saved.component)}}
 
 
@@ -68,6 +71,7 @@ def read(entry: dict[str, Any], tensors: dict[str, torch.Tensor], newer: Path) -
     with safe_open(newer, "pt") as file:
         rows_U = file.get_tensor(ROW).int()
         ages_H = file.get_tensor(AGE) if "cached" in blocks else torch.full_like(rows_U, _LONG)
+        counts_R = file.get_tensor(COUNTS) if "batches" in blocks else torch.zeros(0, dtype=torch.uint8)
 
     return Saved(
         path=Path(blocks["path"]),
@@ -75,6 +79,8 @@ def read(entry: dict[str, Any], tensors: dict[str, torch.Tensor], newer: Path) -
         rows_U=rows_U,
         ages_H=ages_H,
         cached=blocks.get("cached", len(rows_U)),
+        counts_R=counts_R,
+        batches=tuple(blocks.get("batches", (0, 0))),
         field=field,
         component=from_dict(Component, blocks["component"]),
         seed=blocks["seed"],
@@ -103,9 +109,10 @@ def write_rows(path: Path, saved: Saved) -> dict[str, Any]:
         OSError: when it cannot be written.
     """
     count = len(saved.rows_U)
-    own = {ROW: saved.rows_U, AGE: saved.ages_H}
+    own = {ROW: saved.rows_U, AGE: saved.ages_H, COUNTS: saved.counts_R}
     kinds = {name: (of.dtype, list(of.shape)) for name, of in own.items()}
     kinds |= {name: (of.dtype, list(of.shape(count))) for name, of in saved.layout.fields.items()}
+    kinds[COUNTS] = kinds.pop(COUNTS)  # the last: numbers of more bytes begin at a multiple of them
     header, bounds = {}, [0]
     for name, (dtype, shape) in kinds.items():
         bounds.append(bounds[-1] + dtype.itemsize * math.prod(shape))

@@ -118,6 +118,7 @@ def _bytes_saved(component: Component, whole: bool) -> int:
     if whole or not component.tier.is_on:
         return above + component.rows * component.bytes_row
     newer = sum(component.tier_frames(component.rows)) * (8 + component.bytes_row)
+    newer += component.rows * (component.tier.policy == "lfu")
     return above + 8 * _layout(component).blocks + newer + component.tier_queue(component.rows)
 
 

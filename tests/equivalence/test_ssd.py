@@ -159,6 +159,7 @@ def digests(saved: checkpoint.Checkpoint) -> dict[str, str]:
 
 
 CACHED = {"tables.format.name": "int8", "tables.cache.fraction": 0.1}
+LFU = {"tables.cache.policy": "lfu", "tables.tier.policy": "lfu"}
 CASES: dict[str, dict[str, Any]] = {
     "guarded": {},
     "fused": {"loop.nonfinite": "off", "loop.update_mode": "fused"},
@@ -246,7 +247,7 @@ def test_ways_to_read_and_write(wide: Path, tmp_path: Path, monkeypatch: pytest.
     assert got == want and left > 100
 
 
-@pytest.mark.parametrize("of", [{"tables.format.name": "fp16"}, CACHED])
+@pytest.mark.parametrize("of", [{"tables.format.name": "fp16"}, CACHED, CACHED | LFU])
 def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path, of: dict[str, Any]) -> None:
     on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk")}
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), of)

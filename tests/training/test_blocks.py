@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,6 +25,7 @@ from sparrow.checkpoint import blocks, pieces, store
 from sparrow.core import UserError
 from sparrow.embeddings.tiers import SsdStore, spare, ssd
 from sparrow.embeddings.tiers import saved as of_saved
+from sparrow.kernels import missing, row_cache
 from sparrow.kernels.block_io import Blocks
 from sparrow.serving.export import export
 from sparrow.trained.build import tables_of
@@ -415,18 +417,22 @@ def told(of: Trainer) -> dict[str, tuple[int, int, int]]:
     return {name: (s.hits, s.used - s.hits, s.left) for name, s in stores if isinstance(s, SsdStore)}
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_after_a_resume_the_same_rows_leave(wide: Path, tmp_path: Path, ahead: int) -> None:
+@pytest.mark.parametrize(("policy", "ahead"), [("lru", 0), ("lru", 2), ("lfu", 0), ("lfu", 2)])
+def test_after_a_resume_the_same_rows_leave(
+    wide: Path, tmp_path: Path, policy: str, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if the run had not been stopped; but rows that were looked at ahead are in frames already."""
+    for module in [row_cache] if missing() else [row_cache, import_module("sparrow.kernels.row_cache.cpp")]:
+        monkeypatch.setattr(module, "AGING", 7)  # counts are halved on both sides of the stop, and not just there
+    options = {"tables__tier__policy": policy, "loop__ahead": ahead}
     at: dict[int, dict[str, tuple[int, int, int]]] = {}
-    patch = pytest.MonkeyPatch()
-    with patch.context() as patched:
-        whole = trainer(wide, tmp_path / "whole", loop__ahead=ahead)
+    with monkeypatch.context() as patched:
+        whole = trainer(wide, tmp_path / "whole", **options)
         patched.setattr(whole, "save", lambda best=False: at.setdefault(whole.step, told(whole)) and None)
         whole.fit()
-    trainer(wide, tmp_path / "cut", loop__ahead=ahead, loop__max_steps=23).fit()
+    trainer(wide, tmp_path / "cut", loop__max_steps=23, **options).fit()
     shutil.rmtree(last(tmp_path / "cut").path)  # as after a kill
-    again = trainer(wide, tmp_path / "cut", loop__ahead=ahead, resume=True)
+    again = trainer(wide, tmp_path / "cut", resume=True, **options)
     again.fit()
     assert at[60] == told(whole) and last(tmp_path / "cut").step == 60
     for name, (hits, misses, left) in told(again).items():
@@ -436,36 +442,48 @@ def test_after_a_resume_the_same_rows_leave(wide: Path, tmp_path: Path, ahead: i
     assert sum(left for _, _, left in told(again).values()) > 100
 
 
-def of_format_4(saved: checkpoint.Checkpoint) -> None:
-    """Write it as it was before: newer rows ascending, without ages, with SHA-256."""
+def as_before(saved: checkpoint.Checkpoint, format: int) -> None:
+    """Write it as it was before: without counts of rows.
+
+    As format 4 without ages too, with newer rows ascending, and with SHA-256.
+    """
     manifest = json.loads((saved.path / "manifest.json").read_text())
     for entry in manifest["files"].values():
         if "newer" in entry:
             path = saved.path / entry["newer"]
             found = safetensors.torch.load_file(path)
-            del found["age"]
-            order = found["row"].argsort()
-            safetensors.torch.save_file(
-                {n: t[order].long() if n == "row" else t[order] for n, t in found.items()}, path
-            )
-            data = path.read_bytes()
-            manifest["files"][entry["newer"]] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
-            del entry["blocks"]["cached"]
-    manifest["format"] = 4
+            del found["counts"], entry["blocks"]["batches"]
+            if format == 4:
+                order = found["row"].argsort()
+                found = {n: t[order].long() if n == "row" else t[order] for n, t in found.items() if n != "age"}
+                del entry["blocks"]["cached"]
+            safetensors.torch.save_file(found, path)
+            with open(path, "rb") as file:
+                digest = sha256(path.read_bytes()).hexdigest()
+                sum = {"sha256": digest} if format == 4 else {"mixed_sum": pieces.sum_of(file)}
+            manifest["files"][entry["newer"]] = {"bytes": path.stat().st_size, **sum}
+    manifest["format"] = format
     del manifest["sha256"]
     (saved.path / "manifest.json").write_text(json.dumps({**manifest, "sha256": store._seal(manifest)}))
 
 
+@pytest.mark.parametrize(("format", "policy"), [(4, "lru"), (5, "lfu")])
 def test_earlier_checkpoints_are_read(
-    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    wide: Path,
+    tmp_path: Path,
+    in_memory: dict[int, dict[str, str]],
+    format: int,
+    policy: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trainer(wide, tmp_path, loop__max_steps=25).fit()
+    options = {"tables__tier__policy": policy}
+    trainer(wide, tmp_path, loop__max_steps=25, **options).fit()
     monkeypatch.setattr(of_saved, "WINDOW", 1 << 10)  # the newer rows take more than one, and more than one piece
     monkeypatch.setattr(of_saved, "PIECE", 1 << 12)
     assert rows_of(last(tmp_path)) == in_memory[25]
-    of_format_4(last(tmp_path))
+    as_before(last(tmp_path), format)
     check(tmp_path, in_memory)
-    trainer(wide, tmp_path, resume=True).fit()
+    trainer(wide, tmp_path, resume=True, **options).fit()
     check(tmp_path, in_memory)
     assert json.loads((last(tmp_path).path / "manifest.json").read_text())["format"] == 5
 

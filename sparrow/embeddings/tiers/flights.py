@@ -35,6 +35,7 @@ class Flights:
         """
         if bags in self._ahead:
             return
+        self._go_on()
         self._batch += 1
         for number, store in self.stores.items():
             keys = {f.key for f in bags.lookups if f.table == number} | {
@@ -58,10 +59,17 @@ class Flights:
 
     def settle(self) -> None:
         """Hear that all batches that were looked up have learnt, or never will."""
+        self._go_on()
         self._settled = min(self._ahead.values(), default=self._batch + 1) - 1
         for store in self.stores.values():
             if found := ssd_of(store):
                 found.settled = self._settled
+
+    def _go_on(self) -> None:
+        """Number batches on from those of the checkpoint with which stores have gone on."""
+        if not self._batch:
+            found = [of.settled for store in self.stores.values() if (of := ssd_of(store))]
+            self._batch = self._settled = max(found, default=0)
 
     def land(self) -> None:
         """Wait for all rows that are under way."""

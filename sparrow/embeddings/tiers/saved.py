@@ -34,6 +34,10 @@ class Saved:
         ages_H: int32 [H]: how many batches before the last one that learnt used the rows in frames. It is negative for
             a batch that was looked at ahead.
         cached: how many of them are of the cache.
+        counts_R: uint8 [R]: how often batches used each row, see `row_cache.Frames`; [0] if nobody counts. It is there
+            for a moment.
+        batches: the number of the last batch that learnt, and of the last one whose uses are counted, which may have
+            been looked at ahead.
         field: (name, first, last) -> a field of those of them, [last - first, ...], for a moment.
         component: whose rows these are.
         seed: of the first values, which rows have that are nowhere.
@@ -46,6 +50,8 @@ class Saved:
     rows_U: Tensor
     ages_H: Tensor
     cached: int
+    counts_R: Tensor
+    batches: tuple[int, int]
     field: Callable[[str, int, int], Tensor]
     component: Component
     seed: int
@@ -59,14 +65,15 @@ class Saved:
         return Layout(fields=fields, rows=self.rows[1] - self.rows[0])
 
     def copied(self) -> Saved:
-        """Returns one that holds the newer rows in memory of its own."""
+        """Returns one that holds the newer rows, and the counts of all, in memory of its own."""
         count, made = len(self.rows_U), dict[str, Tensor]()
         step = max(1, PIECE // self.layout.record_bytes)
         for name, of in self.layout.fields.items():
             made[name] = torch.empty(of.shape(count), dtype=of.dtype)
             for first in range(0, count, step):
                 made[name][first : first + step] = self.field(name, first, min(first + step, count))
-        return replace(self, field=lambda name, first, last: made[name][first:last])
+        counts_R = self.counts_R.clone()
+        return replace(self, counts_R=counts_R, field=lambda name, first, last: made[name][first:last])
 
     def fields(self, first: int, last: int) -> dict[str, Tensor]:
         """Returns all fields of some of the newer rows."""

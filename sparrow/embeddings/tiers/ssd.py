@@ -8,7 +8,7 @@ import secrets
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -71,6 +71,7 @@ class SsdStore(nn.Module):
         self.dim = dim
         self.window = folder.window
         self.settled = 0  # the last batch so that it and all before it have learnt; for `save` alone
+        self._counted = 0  # the last batch whose uses of rows are counted, if the policy is LFU
         self.first: First | None = None  # whoever made the store says it
         self._fields = component.fields_of(dim)
         count, spare = component.tier_frames(rows)
@@ -127,7 +128,8 @@ class SsdStore(nn.Module):
             UserError: when there are too few frames for the batches under way.
         """
         self._evictable = min(batch - self.window, settled)
-        self._begin(rows_N.long().unique(), batch)
+        self._begin(rows_N.long().unique(), batch, batch > self._counted)
+        self._counted = max(self._counted, batch)
 
     def bring(self, rows_U: Tensor, batch: int) -> None:
         """Have rows of a batch in frames that `fetch` was not told of, since they were above these.
@@ -146,13 +148,16 @@ class SsdStore(nn.Module):
         stamps_F[held_V] = stamps_F[held_V].maximum(before_V)
         self.arrive()
 
-    def _begin(self, rows_U: Tensor, batch: int) -> None:
+    def _begin(self, rows_U: Tensor, batch: int, counts: bool = True) -> None:
         evictable = self._evictable
         self.arrive(evictable)  # of a batch that was given up
         self._evict(*self.spare.leaving(evictable))
         is_spare_U = self.spare.use(rows_U, batch)
         rows_V = rows_U[~is_spare_U]
-        moves = row_cache.admit(self.frames, rows_V, batch, evictable)
+        frames = self.frames
+        if not counts:  # a run before this one looked at the batch ahead; its rows are in frames
+            frames = replace(frames, counts_R=frames.counts_R[:0])
+        moves = row_cache.admit(frames, rows_V, batch, evictable)
         leaves_L = moves.old_L >= 0
         self._evict(moves.old_L[leaves_L], moves.frames_L[leaves_L])
         self._read_into(moves.rows_L, moves.frames_L, batch)
@@ -343,13 +348,14 @@ class SsdStore(nn.Module):
 
         return Saved(
             path=self._blocks.file.path, map=map, rows_U=rows_U, ages_H=ages_H, cached=cached, field=field,
+            counts_R=self.get_buffer("counts"), batches=(self.settled, self._counted),
             component=self.component, seed=seed, rows=rows, columns=columns,
         )  # fmt: skip
 
     def go_on(self, saved: Saved, kept: Mapping[int, BlockMap]) -> None:
         """Go on with the rows of a checkpoint and with its file. Nothing but what has no frame here is written again.
 
-        With as many frames as there the same rows leave as if nothing had been between, if the policy is LRU.
+        With as many frames as there the same rows leave as if nothing had been between.
 
         Args:
             saved: what it has. The file is in this store's folder.
@@ -363,8 +369,12 @@ class SsdStore(nn.Module):
         for step, map in kept.items():
             self._opened.keep(map)
             self._kept[step] = map.places_K
+        self.settled, self._counted = saved.batches
         for rows_V, fields in self._put_in_frames(saved):
             self._put(rows_V, fields)
+        counts_R = self.get_buffer("counts")
+        if len(saved.counts_R) == len(counts_R):  # else the policy was another one, or nobody saved them
+            counts_R.copy_(saved.counts_R)
 
     def show(self, saved: Saved) -> bool:
         """Have the rows of a checkpoint where they lie, to be read. Another process may train with the file.
@@ -410,12 +420,12 @@ class SsdStore(nn.Module):
         if place == 0:
             slots_V = row_cache.admit(self.frames, rows_V, -1, NEVER).slots_N  # if one is free
             is_in_V = slots_V < self.ways
-            self.get_buffer("stamp")[slots_V[is_in_V]] = -ages_V[is_in_V]
+            self.get_buffer("stamp")[slots_V[is_in_V]] = self.settled - ages_V[is_in_V]
             return torch.where(is_in_V, slots_V, -1)
         if place == 1:
             taken = min(len(rows_V), self.spare.free)
             is_aged = len(ages_V) > 0  # rows that waited have no age
-            frames_V[:taken] = self._stand_by(rows_V[:taken], -ages_V[:taken] if is_aged else 0)
+            frames_V[:taken] = self._stand_by(rows_V[:taken], self.settled - ages_V[:taken] if is_aged else 0)
         return frames_V
 
     def keep_only(self, steps: Container[int], step: int) -> None:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 import torch
 
+from sparrow.embeddings.tiers import flights
 from sparrow.embeddings.tiers.flights import Flights
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups
 
@@ -12,6 +14,7 @@ from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups
 class Store:
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.settled = 0
 
     def fetch(self, rows_N: torch.Tensor, batch: int, settled: int) -> None:
         self.calls.append((rows_N.tolist(), batch, settled))
@@ -50,3 +53,18 @@ def test_batches_are_numbered_fetched_once_and_settled_in_their_order() -> None:
     flights.settle()
     flights.fetch(first)
     assert store.calls[-2:] == [None, ([1, 11, 21], 5, 4)]
+
+
+def test_batches_are_numbered_on_from_those_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the store that went on with the most, though nothing was looked up yet when the first settle."""
+    stores: dict[int, Any] = {0: Store(), 1: Store()}
+    stores[0].settled, stores[1].settled = 0, 700
+    monkeypatch.setattr(flights, "ssd_of", lambda store: store)
+    of = Flights(stores)
+    of.settle()
+    assert [store.settled for store in stores.values()] == [700, 700]
+    of.fetch(first := bags_of([1], [7], []))
+    of.begin(first)
+    of.settle()
+    of.fetch(bags_of([2], [], []))
+    assert stores[1].calls == [([1], 701, 700), 701, ([2], 702, 701)]

@@ -36,7 +36,7 @@ from sparrow.embeddings import (
 from sparrow.embeddings.addressing import dynamic, quotient_remainder
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache, Tier
-from sparrow.embeddings.tiers import CachedStore, HostStore, RowStore, SsdStore, ssd, ssd_of, stored_in
+from sparrow.embeddings.tiers import CachedStore, HostStore, RowStore, Saved, SsdStore, ssd, ssd_of, stored_in
 from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import bf16, fp16, fp32, int4, int8, mxfp8, split_bf16
@@ -424,6 +424,26 @@ def test_memory_is_what_is_allocated_and_the_file_has_no_name(tmp_path: Path) ->
         if tier.bytes:
             assert 0.5 * tier.bytes < (frames + spare) * (component.bytes_row + 8) <= tier.bytes
     assert not list(tmp_path.iterdir())
+
+
+def test_a_copy_of_what_is_saved_stays_as_it_is(tmp_path: Path) -> None:
+    """Its rows and the counts of all; a checkpoint in the background is written from it while batches learn."""
+    tables = tables_of(tmp_path, LFU)
+    (store,) = stores_of(tables)
+    store.name_file(tmp_path / "blocks")
+    for seed in range(8):
+        step(tables, seed)
+    (saved,) = tables.saved()
+    assert isinstance(saved, Saved)
+    copy, count = saved.copied(), len(saved.rows_U)
+    before = [of.clone() for of in (saved.counts_R, *saved.fields(0, count).values())]
+    for seed in range(8, 30):
+        step(tables, seed)
+    assert not torch.equal(store.get_buffer("counts"), before[0])
+    for mine, of in zip((copy.counts_R, *copy.fields(0, count).values()), before, strict=True):
+        assert torch.equal(mine, of)
+    assert int(before[0].sum()) > 30 and copy.batches == (8, 8)
+    store.close()
 
 
 @pytest.mark.parametrize(
