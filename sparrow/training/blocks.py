@@ -84,6 +84,7 @@ class BlockFiles:
     def keep(self, step: int) -> None:
         """Keep the blocks of the checkpoint that was written last, and free those of checkpoints that are gone."""
         if self._is_on:
+            self._world.barrier("ssd")  # in the background: else a file of another rank may have no lock yet
             steps = said(self._world, "checkpoints", lambda: checkpoint.steps(self._dir.checkpoints))
             for store in self._stores:
                 store.keep_only(steps, step)
