@@ -6,6 +6,6 @@ file per part ("dense", "optimizer", ...) and per table chunk. Of a table on an 
 rows that are newer, see `blocks`; the blocks are in a file elsewhere. Nothing in it is ever executed.
 """
 
-from sparrow.checkpoint.store import Checkpoint, Team, clean, clear, latest, load, mark_best, remove, save, steps
+from sparrow.checkpoint.store import Checkpoint, Team, clean, clear, latest, load, mark_best, named, remove, save, steps
 
-__all__ = ["Checkpoint", "Team", "clean", "clear", "latest", "load", "mark_best", "remove", "save", "steps"]
+__all__ = ["Checkpoint", "Team", "clean", "clear", "latest", "load", "mark_best", "named", "remove", "save", "steps"]

@@ -55,8 +55,8 @@ class Checkpoint:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the digests of its files, which no other checkpoint has."""
-        return _seal(self.files)
+        """A digest of the digests of its files as they were first written, which no other checkpoint has."""
+        return str(self.state.get("fingerprint") or _seal(self.files))
 
     def part(self, name: str) -> dict[str, Tensor]:
         """Returns the tensors of part `name`; UserError when the file is damaged."""
@@ -237,7 +237,7 @@ def save(
         if ranks == 1:
             clean(directory)
         writing.mkdir(exist_ok=ranks > 1)
-        files = _write_all(writing, parts if rank == 0 else {}, chunks)
+        files = write_all(writing, parts if rank == 0 else {}, chunks)
         if rank:
             write_text(writing / f"rank-{rank:06d}.json", json.dumps(files))
             sync(writing)
@@ -249,9 +249,8 @@ def save(
             return final
         for other in range(1, ranks):
             files |= _files_of(other, writing)
-        known = FORMATS[-1 if any("blocks" in entry for entry in files.values()) else 0]
-        manifest = {"format": known, "step": step, "identity": identity, "state": state, "files": files}
-        _write_bytes(writing / "manifest.json", json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1).encode())
+        text = manifest_of(step=step, identity=identity, state=state, files=files)
+        _write_bytes(writing / "manifest.json", text.encode())
         sync(writing)
         os.rename(writing, final)
         sync(directory)
@@ -264,6 +263,13 @@ def save(
         ) from error
     _prune(directory, keep)
     return final
+
+
+def manifest_of(**known: Any) -> str:
+    """Returns the text of a manifest. known: what `Checkpoint` has of it."""
+    newest = any("blocks" in entry for entry in known["files"].values())
+    manifest = {"format": FORMATS[-1 if newest else 0], **known}
+    return json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1)
 
 
 def _files_of(rank: int, writing: Path) -> dict[str, dict[str, Any]]:
@@ -328,13 +334,22 @@ def latest(directory: Path, *, best: bool = False) -> int | None:
     """
     found = steps(directory)
     if best:
-        try:
-            marked = json.loads((directory / "best.json").read_bytes())["step"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            marked = None  # nothing was marked, or it cannot be read
-        if marked in found:
-            return int(marked)
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # it is not marked, not there or not read
+            return found[found.index(json.loads((directory / "best.json").read_bytes())["step"])]
     return found[-1] if found else None
+
+
+def named(directory: Path, which: str) -> int | None:
+    """Returns the step that a person names, or None where there is no checkpoint.
+
+    which: "best" (else the last), "last", or a step number.
+
+    Raises:
+        UserError: when it is something else.
+    """
+    if which not in ("best", "last") and not which.isdigit():
+        raise UserError(f"checkpoint: {which!r} is not 'best', 'last' or a step number; use one of them")
+    return int(which) if which.isdigit() else latest(directory, best=which == "best")
 
 
 def mark_best(directory: Path, step: int) -> None:
@@ -377,10 +392,10 @@ def _prune(directory: Path, keep: int) -> None:
         remove(directory, step)
 
 
-def _write_all(
+def write_all(
     writing: Path, parts: Mapping[str, Mapping[str, Tensor]], chunks: Iterable[Chunk | Saved]
 ) -> dict[str, dict[str, Any]]:
-    """Write parts and chunks, some files at a time. Returns what the manifest says of them."""
+    """Write parts and chunks into a folder, some files at a time. Returns what the manifest says of them."""
     files: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(2 * WRITERS) as pool:
         under_way, large = deque[_UnderWay](), list[_UnderWay]()

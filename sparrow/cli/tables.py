@@ -1,4 +1,4 @@
-"""Show what a run's tables cost, propose smaller ones for a budget, or fit a map of ids to rows."""
+"""Show what a run's tables cost, propose smaller ones, fit a map of ids to rows, or make a checkpoint whole."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import tyro
 
 if TYPE_CHECKING:
     from sparrow.analysis.smaller.budget import Proposal
+
+By = Literal["both", "counts", "vectors"]
 
 
 def tables(
@@ -27,9 +29,10 @@ def tables(
     rows: int | None = None,
     share: float = 0.1,
     numbers: int = 2,
-    by: Literal["both", "counts", "vectors"] = "both",
+    by: By = "both",
+    whole: Annotated[str | None, tyro.conf.arg(metavar="CHECKPOINT")] = None,
 ) -> None:
-    """Show what a run's tables cost, propose smaller ones for a budget, or fit a map of ids to rows.
+    """Show what a run's tables cost, propose smaller ones, fit a map of ids to rows, or make a checkpoint whole.
 
     With --budget, smaller tables are put into the trained run, and rows of the valid part say what each costs. The
     least expected loss within the budget is written as a run file: `sparrow train RUN/smaller.toml` trains it.
@@ -49,6 +52,8 @@ def tables(
         share: Earliest share of the training rows, to which the map is fitted.
         numbers: Numbers of the vectors that are learnt of the ids to fit the map, 1 to 4.
         by: What the map goes by: counts of the ids, vectors that are learnt of them, or both.
+        whole: Write all rows of tables on an SSD into this checkpoint ("last", "best" or a step number). Then the run
+            directory is all that it needs.
     """
     from sparrow.cli import _show
     from sparrow.core.errors import UserError, require
@@ -58,6 +63,13 @@ def tables(
             lacks = "--rows" if rows is None else "--out"
             raise UserError(f"--fit: {lacks} is missing; give --rows N and --out FILE.map")
         _fit(place, fit, rows, out, share=share, numbers=numbers, by=by)
+        return
+    if whole is not None:
+        from sparrow.training.whole import make_whole
+
+        with _show.progress_bar() as told:
+            lines = make_whole(place, whole, told)
+        _show.notes(lines)
         return
     require(least=0, trainings=trainings)
     require(least=100, sample=sample)
@@ -143,9 +155,8 @@ def _look(place: Path, checkpoint: str) -> None:
             use = uses[part.name]
             state = use.bytes_state - part.bytes_ids  # these are in the map
             sizes = [f"{n / scale:,.1f}" if n else "" for n in (use.bytes_weight, state, *beside)]
-            shares = [use.share_of_top(0.01), use.share_of_top(0.1), use.share_unlearnt]
-            told_shares = [f"{100 * x:.1f}" for x in shares]
-            lines.append([part.name, use.stored[0], f"{part.rows:,}", str(part.dim), *sizes, *told_shares])
+            shares = (f"{100 * x:.1f}" for x in (use.share_of_top(0.01), use.share_of_top(0.1), use.share_unlearnt))
+            lines.append([part.name, use.stored[0], f"{part.rows:,}", str(part.dim), *sizes, *shares])
             beside = [0, 0]
     header = ["component", "format", "rows", "dim", "weights", "state", "map", "combine"]
     header += ["top 1 %", "top 10 %", "never learnt"]
@@ -206,14 +217,7 @@ def _rise(value: float, error: float) -> str:
 
 
 def _fit(
-    place: Path,
-    table: str,
-    rows: int,
-    out: Path,
-    *,
-    share: float,
-    numbers: int,
-    by: Literal["both", "counts", "vectors"],
+    place: Path, table: str, rows: int, out: Path, *, share: float, numbers: int, by: By
 ) -> None:
     """Fit a map of a table's ids, and write it."""
     from sparrow import data

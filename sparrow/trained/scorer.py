@@ -148,10 +148,7 @@ def restore(
     transforms = Transforms.load(run_dir)
     schema = transforms.schema
     directory = run_dir / "checkpoints"
-    if which not in ("best", "last") and not which.isdigit():
-        raise UserError(f"checkpoint: {which!r} is not 'best', 'last' or a step number; use one of them")
-    step = int(which) if which.isdigit() else checkpoint.latest(directory, best=which == "best")
-    saved = checkpoint.load(directory, step)
+    saved = checkpoint.load(directory, checkpoint.named(directory, which))
     saved.check(identity(run, schema))
     calibrators: tuple[Calibrator, ...] = ()
     log = ""
