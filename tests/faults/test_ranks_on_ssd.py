@@ -27,7 +27,7 @@ __all__ = ["wide"]  # a fixture
 RANKS = 2
 Point = tuple[int, str, int]
 """A rank, a kind of calls as `count` takes it, and which of them; or "moment" and after how many milliseconds."""
-LIMITS = {"eviction": 60, "prefetch": 150, "sync": 60, "rename": 16, "prune": 40, "moment": 4000}
+LIMITS = {"eviction": 60, "prefetch": 150, "sync": 150, "rename": 16, "prune": 40, "moment": 4000}
 
 
 def trains(prepared: str, run_dir: Path, **changes: Any) -> int:
@@ -96,8 +96,8 @@ def kill(prepared: Path, place: Path, points: list[Point], begins: bool) -> int:
 
 @pytest.mark.multi
 def test_a_killed_rank(wide: Path, tmp_path: Path) -> None:
-    """In the middle of a checkpoint."""
-    assert kill(wide, tmp_path, [(1, "sync", 51)], begins=True) == 1
+    """In the middle of the second checkpoint, of which the other has written its half."""
+    assert kill(wide, tmp_path, [(1, "sync", 135)], begins=True) == 1
 
 
 @pytest.mark.slow
