@@ -267,8 +267,7 @@ def save(
 
 def manifest_of(**known: Any) -> str:
     """Returns the text of a manifest. known: what `Checkpoint` has of it."""
-    newest = any("blocks" in entry for entry in known["files"].values())
-    manifest = {"format": FORMATS[-1 if newest else 0], **known}
+    manifest = {"format": FORMATS[-1 if any("blocks" in entry for entry in known["files"].values()) else 0], **known}
     return json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1)
 
 

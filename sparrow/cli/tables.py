@@ -60,8 +60,7 @@ def tables(
 
     if fit is not None:
         if rows is None or out is None:
-            lacks = "--rows" if rows is None else "--out"
-            raise UserError(f"--fit: {lacks} is missing; give --rows N and --out FILE.map")
+            raise UserError(f"--fit: {'--out' if rows else '--rows'} is missing; give --rows N and --out FILE.map")
         _fit(place, fit, rows, out, share=share, numbers=numbers, by=by)
         return
     if whole is not None:
@@ -216,9 +215,7 @@ def _rise(value: float, error: float) -> str:
     return f"{value:+.5f} ± {error:.5f}"
 
 
-def _fit(
-    place: Path, table: str, rows: int, out: Path, *, share: float, numbers: int, by: By
-) -> None:
+def _fit(place: Path, table: str, rows: int, out: Path, *, share: float, numbers: int, by: By) -> None:
     """Fit a map of a table's ids, and write it."""
     from sparrow import data
     from sparrow.analysis.smaller.learned_hash import fit
