@@ -219,8 +219,8 @@ def _on_host(x: Any) -> Any:
     if isinstance(x, Table):
         return replace(x, levels=tuple(_on_host(level) for level in x.levels))
     if isinstance(x, Rows):
-        fields = {name: _on_host(getattr(x, name)) for name in ("payload", "state", "touched_R", "changed_R")}
-        return replace(x, **fields)
+        names = ("payload", "state", "touched_R", "changed_R", "rows_R")
+        return replace(x, **{name: _on_host(getattr(x, name)) for name in names})
     if isinstance(x, Bags):
         names = ("slots_N", "offsets_B1", "weights_N", "inverses")
         return replace(x, **{name: _on_host(getattr(x, name)) for name in names})

@@ -46,14 +46,16 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
-    """Where rows are: "memory", or "ssd" with frames in memory for some. It changes speed and memory, never values.
+    """Where rows are: in "memory", or elsewhere with frames in memory for some. Values never depend on it.
+
+    Elsewhere is an "ssd", or for a GPU the memory of the "host".
 
     fraction: of the rows that have a frame at a time; by default a tenth, and 65,536 rows at least. A quarter as many
     frames stand by, for rows of batches under way whose places are taken. Or bytes: of all frames together. policy:
     which row gives way, the one used least recently (lru) or least often (lfu, a byte a row more).
     """
 
-    name: Literal["memory", "ssd"] = "memory"
+    name: Literal["memory", "host", "ssd"] = "memory"
     fraction: float = 0.0
     bytes: int = 0
     policy: Literal["lru", "lfu"] = "lru"
@@ -66,8 +68,8 @@ class Tier:
 
     @property
     def is_on(self) -> bool:
-        """Whether rows are on an SSD."""
-        return self.name == "ssd"
+        """Whether only some rows have frames."""
+        return self.name != "memory"
 
 
 State = Literal["fp32", "bf16"]
@@ -176,13 +178,17 @@ class Component:
         return frames, min(max(frames // 4, WAYS), max(rows - frames, 0))
 
     def tier_bytes(self, rows: int, dim: int) -> int:
-        """Returns the bytes of memory of a part of the rows on an SSD: frames, the map of its blocks and its queue."""
+        """Returns the bytes of frames for a part of the rows, and of what says where the others are on an SSD."""
         fields = self.fields_of(dim)
         size = sum(field.bytes_row for field in fields.values())
-        blocks = Layout(fields=fields, rows=rows).blocks
-        counts = rows * (self.tier.policy == "lfu")
-        frames = sum(self.tier_frames(rows)) * (size + TAG_BYTES)
-        return frames + blocks * BLOCK_MAP_BYTES + counts + self.tier_queue(rows)
+        frames, counts = sum(self.tier_frames(rows)) * (size + TAG_BYTES), rows * (self.tier.policy == "lfu")
+        if self.tier.name == "host":
+            return frames + counts
+        return frames + Layout(fields=fields, rows=rows).blocks * BLOCK_MAP_BYTES + counts + self.tier_queue(rows)
+
+    def beneath_bytes(self, rows: int, dim: int) -> int:
+        """Returns the bytes of the host for a part of the rows, where those beneath frames of a device are there."""
+        return rows * (1 + sum(field.bytes_row for field in self.fields_of(dim).values())) * (self.tier.name == "host")
 
     def tier_queue(self, rows: int) -> int:
         """Returns how many bytes of a part with so many rows on an SSD may wait to be written."""
@@ -191,7 +197,7 @@ class Component:
     def bytes_of(self, rows: int, dim: int) -> int:
         """Returns the bytes of a part of the rows with `dim` columns, with its cache's frames and its ids' index.
 
-        They are bytes of memory: of rows on an SSD, see `tier_bytes`.
+        They are bytes of memory, of the device where rows are in frames, see `tier_bytes`.
         """
         own = rows * sum(field.bytes_row for field in self.fields_of(dim).values())
         own = self.tier_bytes(rows, dim) if self.tier.is_on else own

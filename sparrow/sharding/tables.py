@@ -74,7 +74,7 @@ class ShardedTables(nn.Module):
                 if components[name].cache.is_on:
                     what = "a cache, and copies of caches would differ"
                 elif components[name].tier.is_on:
-                    what = "its rows on an SSD, and a copy would need those of all ranks' batches"
+                    what = f"the tier {components[name].tier.name!r}, and a copy would need rows of all ranks' batches"
                 raise UserError(f"plan: table {name!r} has {what}; put it on one rank or cut it")
         if missing := [name for name in components if name not in plan]:
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")

@@ -228,10 +228,10 @@ class Run:
             raise UserError(f"device: {self.device!r}, but torch sees no CUDA device; use --device cpu")
 
     @property
-    def folder(self) -> Folder | None:
+    def folder(self) -> Folder:
         """Where tables on an SSD have their rows. No row leaves its frame within the steps at which a run may look."""
         steps = 1 + MOST_AHEAD
-        return None if self.ssd is None else Folder(path=Path(self.ssd), window=steps * self.loop.accumulate)
+        return Folder(path=None if self.ssd is None else Path(self.ssd), window=steps * self.loop.accumulate)
 
     def resolved(self, rows: int, in_time_order: bool) -> Run:
         """Returns the same run with every automatic choice made but `threads`.

@@ -30,9 +30,9 @@ class Ahead:
         self._steps = steps
         self._is_gpu = torch.device(run.device).type == "cuda"
         components = [component for of in tables for spec in of.specs for component in spec.components]
-        is_on_ssd = any(component.tier.is_on for component in components) and not run.compile
+        has_frames = any(component.tier.is_on for component in components) and not run.compile
         self._many = ranks > 1
-        self._depth = max(int(self._many), run.loop.ahead * is_on_ssd)
+        self._depth = max(int(self._many), run.loop.ahead * has_frames)
 
     def __call__(self, step: int, now: Sequence[Share]) -> None:
         """Look at the steps after this one. now: batches of this one that nobody has looked up, which come first.

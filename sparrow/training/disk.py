@@ -43,7 +43,7 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     Raises:
         UserError: names the folder, what is wrong with it or lacks on its disk, and the remedy.
     """
-    on_ssd = [component for component in components if component.tier.is_on]
+    on_ssd = [component for component in components if component.tier.name == "ssd"]
     if not on_ssd or run.ssd is None:
         return
     whole, background = run.checkpoint.whole, run.checkpoint.background
@@ -83,7 +83,7 @@ def bytes_saving(component: Component) -> int:
 
     They are the numbers, ages and places of rows in frames, pieces of the rows, and the map as it is and as a file.
     """
-    if not component.tier.is_on:
+    if component.tier.name != "ssd":
         return 0
     frames = sum(component.tier_frames(component.rows))
     pieces_rows = 3 * pieces.WRITERS * pieces.PIECE  # as gathered, as one, and as written
@@ -92,7 +92,7 @@ def bytes_saving(component: Component) -> int:
 
 def bytes_kept(component: Component, keep: int) -> int:
     """Returns the bytes of memory that say which blocks are of checkpoints. keep: see `Checkpoints`."""
-    return KEPT_BLOCK * (keep + 1) * _layout(component).blocks if component.tier.is_on else 0
+    return KEPT_BLOCK * (keep + 1) * _layout(component).blocks if component.tier.name == "ssd" else 0
 
 
 def folders_of(run_dir: Path) -> list[Path]:
@@ -115,7 +115,7 @@ def _bytes_blocks(component: Component, used: float, hosts: int) -> int:
 def _bytes_saved(component: Component, whole: bool) -> int:
     """Returns the bytes of a component in a checkpoint's folder. whole: of those on an SSD it has all rows."""
     above = component.frames(component.rows) * component.frame_bytes(component.dim) if component.cache.is_on else 0
-    if whole or not component.tier.is_on:
+    if whole or component.tier.name != "ssd":
         return above + component.rows * component.bytes_row
     newer = sum(component.tier_frames(component.rows)) * (8 + component.bytes_row)
     newer += component.rows * (component.tier.policy == "lfu")

@@ -22,7 +22,7 @@ from sparrow.core.errors import listed
 from sparrow.core.memory import available_bytes, gb, let_go, resident_bytes
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import LogTable, Numbering, TableChoices, TableSpec, stored_in, unallocated
-from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.spec import Component, Tier
 from sparrow.embeddings.tiers.folded import FoldedStore
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
@@ -97,7 +97,8 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     specs, (weights, state) = _sizes(run, schema)
     components = [component for spec in specs for component in spec.components]
     each = {component.name: component.bytes_of(component.rows, component.dim) for component in components}
-    of_ranks = held(run, specs, Grid(ranks // per_host, per_host))
+    grid = Grid(ranks // per_host, per_host)
+    of_ranks = held(run, specs, grid)
     scale = run.data.batch_size / ranks / batch.batch_size
     ids = dict.fromkeys((spec.name for spec in specs), 0.0)
     for feature in dataset.schema.sparse:
@@ -110,6 +111,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     saving = weights + state + max(map(bytes_saving, components), default=0)  # one table after the other
     saving += sum(bytes_kept(component, run.checkpoint.keep) for component in components)
     here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": saving}
+    here["rows beneath frames"] = max(held(run, specs, grid, Component.beneath_bytes))
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))
     flop = 6.0 * weights / 4 * run.data.batch_size / ranks
 
@@ -131,28 +133,30 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     return needs(row * run.data.batch_size / ranks + fixed, compared)
 
 
-def held(run: Run, specs: Sequence[TableSpec], grid: Grid) -> list[int]:
+def held(run: Run, specs: Sequence[TableSpec], grid: Grid, of: Callable[..., int] = Component.bytes_of) -> list[int]:
     """Returns the bytes of memory of tables on every rank, as the run's plan puts them.
 
     Args:
         run: its settings.
         specs: of all tables.
         grid: the ranks.
+        of: (component, rows, columns) -> bytes of such a part. With the default, maps of ids count too.
 
     Raises:
         UserError: when the plan is not for these tables, or not for so many ranks.
     """
     components = [component for spec in specs for component in spec.components]
-    found, copies = [sum(spec.addressing.traits.bytes_map for spec in specs)] * grid.size, 1 + run.checkpoint.background
+    maps = sum(spec.addressing.traits.bytes_map for spec in specs) if of is Component.bytes_of else 0
+    found, copies = [maps] * grid.size, 1 + run.checkpoint.background
     plan = sharding.plan(run.sharding.plan if grid.size > 1 else "data_parallel", components, grid)
     for component in components:
         layout = plan[component.name]
         layout.check(component.name, grid.size, grid.local_size)
         for shard in layout.shards(component.name, component.rows, component.dim, component.policy):
             rows, columns = shard.rows[1] - shard.rows[0], shard.columns[1] - shard.columns[0]
-            found[shard.rank] += copies * component.bytes_of(rows, columns) if rows else 0
+            found[shard.rank] += copies * of(component, rows, columns) if rows else 0
         if layout.is_replicated:
-            found = [already + copies * component.bytes_of(component.rows, component.dim) for already in found]
+            found = [already + copies * of(component, component.rows, component.dim) for already in found]
     return found
 
 
@@ -240,21 +244,22 @@ def resolved(
 
 
 def _without_effect(run: Run, rows: Mapping[str, int]) -> Iterator[str]:
-    """Yields a line for each setting of tables on an SSD that does nothing in this run. rows: of each table.
+    """Yields a line for each setting of tiers that does nothing in this run. rows: of each table.
 
     Raises:
-        UserError: when tables are to be there, and no folder is named.
+        UserError: when tables are to be on an SSD, and no folder is named.
     """
     tiers = {name: run.tables.of(name, count).tier for name, count in rows.items()}
-    is_on = [name for name, tier in tiers.items() if tier.is_on]
-    if is_on and run.ssd is None:
-        raise UserError(f"tables.tier: is ssd for {listed(is_on)}, and no folder on an SSD is named; give --ssd DIR")
-    if run.ssd is not None and not is_on:
+    is_on = any(tier.is_on for tier in tiers.values())
+    on_ssd = [name for name, tier in tiers.items() if tier.name == "ssd"]
+    if on_ssd and run.ssd is None:
+        raise UserError(f"tables.tier: is ssd for {listed(on_ssd)}, and no folder on an SSD is named; give --ssd DIR")
+    if run.ssd is not None and not on_ssd:
         yield "ssd: no table is on it; name some with --tables.tier.name ssd, or with a plan of `sparrow plan`"
     if not is_on and any(tier != Tier() for tier in tiers.values()):
         yield "tables.tier: it says nothing while tables are in memory; --tables.tier.name ssd puts them on --ssd"
     if is_on and run.compile:
-        yield "loop.ahead: rows on an SSD are not read ahead with --compile"
+        yield "loop.ahead: rows without frames are not read ahead with --compile"
 
 
 def _with_sizes(

@@ -30,7 +30,7 @@ class Stored:
         components = [c for of_features in tables for spec in of_features.specs for c in spec.components]
         self._names = [c.name for c in components]  # the same on all ranks, in one order
         self._cached = [c for c in components if c.cache.is_on]
-        self._on_ssd = [c for c in components if c.tier.is_on]
+        self._on_ssd = [c for c in components if c.tier.name == "ssd"]
         self._judged = False
         numbers = {c.name: number for number, c in enumerate(self._cached)}
         self._stores = [(numbers[r.component.name], r.store) for r in self._records if isinstance(r.store, CachedStore)]
@@ -83,7 +83,7 @@ class Stored:
         names = ("hits", "used", "left", "bytes_read", "bytes_written")
         counts = {c.name: [0] * len(names) for c in self._on_ssd}
         for record in self._records:
-            if store := ssd_of(record.store):
+            if (store := ssd_of(record.store)) and record.component.name in counts:
                 mine = store.counters
                 counts[record.component.name] = [
                     n + mine[of] for n, of in zip(counts[record.component.name], names, strict=True)

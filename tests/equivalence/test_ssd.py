@@ -24,7 +24,7 @@ from sparrow.data.batches.loader import Share
 from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableSpec, on_ssd, unallocated
 from sparrow.embeddings.spec import Cache, Tier
-from sparrow.embeddings.tiers import At, SsdStore, ssd, ssd_of
+from sparrow.embeddings.tiers import At, HostStore, SsdStore, ssd, ssd_of
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import fp16
 from sparrow.kernels.rules import adagrad
@@ -128,9 +128,7 @@ def refused(world: World, folder: str) -> str:
 
 @pytest.mark.multi
 def test_copies_on_an_ssd_are_refused(ranks: Callable[[int], Pool], tmp_path: Path) -> None:
-    told = (
-        "plan: table 't' has its rows on an SSD, and a copy would need those of all ranks' batches; put it on one rank"
-    )
+    told = "plan: table 't' has the tier 'ssd', and a copy would need rows of all ranks' batches; put it on one rank"
     assert [text.startswith(told) for text in ranks(2).run(refused, str(tmp_path))] == [True, True]
 
 
@@ -268,6 +266,30 @@ def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path, of: dict[st
     assert all(got[name] == of for name, of in want.items() if "progressive" not in name)
 
 
+HOST = {"tables.tier.name": "host", "tables.tier.fraction": 0.2, "loop.ahead": 2}
+
+
+@pytest.mark.parametrize("case", ["stochastic", "accumulated", "cached"])
+def test_rows_of_the_host_beneath_frames(wide: Path, tmp_path: Path, case: str) -> None:
+    """With the CPU as both. A run goes on from there on an SSD, and back, and its rows are read by all."""
+    want, _ = fit(World(), str(wide), str(tmp_path / "memory"), CASES[case])
+    got, left = fit(World(), str(wide), str(tmp_path / "host"), CASES[case] | HOST)
+    assert got == want and left > 30
+    on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk")}
+    for tier, steps in ((HOST, 11), (on_ssd, 17), (HOST, 23), (on_ssd, 40)):
+        how = CASES[case] | tier | {"loop.max_steps": min(steps, CASES[case].get("loop.max_steps", 40))}
+        got, _ = fit(World(), str(wide), str(tmp_path / "to and fro"), how, resume=steps > 11)
+        restored = restore(tmp_path / "to and fro", which="last")
+        stores = [ssd_of(record.store) for tables in tables_of(restored.model) for record in tables.all_records()]
+        assert all(isinstance(store, HostStore) == (tier is HOST) for store in stores if store)
+    assert {n: of for n, of in got.items() if "progressive" not in n} == {
+        n: of for n, of in want.items() if "progressive" not in n
+    }
+    batch = next(iter(data.open(wide).loader(64, "valid")))
+    scores = [restore(tmp_path / of, which="last").scores(batch) for of in ("memory", "host", "to and fro")]
+    assert torch.equal(scores[0], scores[1]) and torch.equal(scores[0], scores[2])
+
+
 @pytest.mark.multi
 @pytest.mark.parametrize("size", [4, 2])
 def test_runs_on_many_ranks(ranks: Callable[[int], Pool], wide: Path, tmp_path: Path, size: int) -> None:
@@ -277,6 +299,9 @@ def test_runs_on_many_ranks(ranks: Callable[[int], Pool], wide: Path, tmp_path: 
     on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "tables.tier.fraction": 0.2 * size / 2}
     got = ranks(size).run(fit, str(wide), str(tmp_path / "ssd"), changes | on_ssd)
     assert got[0][0] == want[0][0] and sum(left for _, left in got) > 0
+    if size == 2:
+        got = ranks(size).run(fit, str(wide), str(tmp_path / "host"), changes | HOST)
+        assert got[0][0] == want[0][0] and sum(left for _, left in got) > 0
     one, _ = fit(World(), str(wide), str(tmp_path / "ssd"), {**on_ssd, "loop.max_steps": 25}, resume=True)
     other, _ = fit(World(), str(wide), str(tmp_path / "memory"), {"loop.max_steps": 25}, resume=True)
     assert one == other

@@ -166,6 +166,35 @@ def test_what_a_checkpoint_takes_of_memory(tmp_path: Path) -> None:
     assert 0.5 < float(done.stdout) < 1.05
 
 
+def test_preflight_counts_rows_beneath_frames_of_a_device(prepared: Path, tmp_path: Path) -> None:
+    """A byte more each, which says whether one was ever there; of the device there are frames."""
+    run, dataset = small_run(prepared, tmp_path / "run"), data.open(prepared)
+    memory, host = (
+        estimate(replace(run, tables=replace(run.tables, tier=Tier(name=name))), dataset).host  # type: ignore[arg-type]
+        for name in ("memory", "host")
+    )
+    rows = sum(of.rows or 0 for of in dataset.schema.encodings.values())
+    assert memory["rows beneath frames"] == 0 and host["rows beneath frames"] == memory["tables"] + rows
+    assert host["tables"] >= memory["tables"] + 8 * rows  # a frame for each row of so small tables, and what it knows
+
+
+def test_counts_of_rows_are_in_each_checkpoint(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With lfu a byte for each row of the table, in as many as are kept, with the best and the one that is written."""
+    run, needs = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk")), list[int]()
+    for policy in ("lru", "lfu"):
+        component, low, high = Component(name="t", rows=10**8, dim=16, tier=Tier(name="ssd", policy=policy)), 0, 2**50  # type: ignore[arg-type]
+        while high - low > 1:
+            size = (low + high) // 2
+            monkeypatch.setattr(shutil, "disk_usage", lambda place, size=size: SimpleNamespace(free=size))
+            try:
+                check_disks(replace(run, checkpoint=Checkpoints(keep=3)), [component], data.open(prepared))
+                high = size
+            except UserError:
+                low = size
+        needs.append(high)
+    assert needs[1] - needs[0] == 5 * component.rows
+
+
 def test_preflight_counts_checkpoints_and_counts_of_rows(prepared: Path, tmp_path: Path) -> None:
     """With lfu a byte for each row of the table."""
     run, dataset = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk")), data.open(prepared)

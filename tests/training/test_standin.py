@@ -131,3 +131,12 @@ def test_a_full_device_is_one_line(away: Any, sessions: str, tmp_path: Path, whe
     }
     assert re.match(expected[where], said)
     assert "\n" not in said
+
+
+def test_rows_of_the_host_beneath_frames(away: Any, sessions: str, tmp_path: Path) -> None:
+    """Frames are on the device, where nothing is added in another order; who is in which is known on the host."""
+    tier = {"tables.tier.name": "host", "tables.tier.fraction": 0.3, "data.batch_size": 20, "loop.max_steps": 12}
+    found = away(standin_cases.both, sessions, str(tmp_path), settings(MODELS[1], **tier))
+    assert not found["unordered"]
+    torch.testing.assert_close(*found["scores"], rtol=1e-4, atol=1e-5)
+    assert alike(*found["logs"])

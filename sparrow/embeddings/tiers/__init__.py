@@ -1,6 +1,7 @@
 """Where rows are kept: a store is a file.
 
-A cache of exact rows stands over rows in memory or on an SSD. Rows on an SSD have frames in memory.
+A cache of exact rows stands over rows in memory or on an SSD. Rows on an SSD have frames in memory, and those in the
+memory of a host have frames on a device.
 """
 
 from __future__ import annotations
@@ -41,19 +42,23 @@ def new_store(component: Component, rows: int, dim: int) -> RowStore:
         dim: how many of its dimensions.
 
     Raises:
-        UserError: when it is to be on an SSD and cannot.
+        UserError: when it is to be on an SSD, or beneath frames of a device, and cannot.
     """
     if make := chosen_store():
         return make(component, rows, dim)
     beneath: Beneath
-    if component.tier.is_on and rows:
-        if (folder := chosen_folder()) is None:
-            told = "tables.tier is ssd, and no folder is named; make the tables within `on_ssd`"
-            raise UserError(f"table {component.name!r}: {told}")
+    folder = chosen_folder() or Folder()
+    if not (component.tier.is_on and rows):
+        beneath = MemoryStore(component, rows, dim)
+    elif component.tier.name == "host":
+        check(component, chosen_device())
+        beneath = HostStore(component, rows, dim, folder.window)
+    elif folder.path is None:
+        told = "tables.tier is ssd, and no folder is named; make the tables within `on_ssd`"
+        raise UserError(f"table {component.name!r}: {told}")
+    else:
         check(component, chosen_device())
         beneath = SsdStore(component, rows, dim, replace(folder, path=made_folder(folder.path)))
-    else:
-        beneath = MemoryStore(component, rows, dim)
     return CachedStore(component, rows, dim, beneath) if component.cache.is_on and rows else beneath
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.ssd import SsdStore, put_into
+from sparrow.embeddings.tiers.saved import Saved, put_into
+from sparrow.embeddings.tiers.ssd import SsdStore
 from sparrow.embeddings.tiers.store import Folder
 from sparrow.kernels.formats import Field
 
@@ -19,8 +20,8 @@ from sparrow.kernels.formats import Field
 class HostStore(SsdStore):
     """Rows in the memory of the host, and frames on the device of `rows_on`, which `SsdStore` fills and empties.
 
-    Who is in which frame is known on the host. It was tested with the CPU as both, and never run on a GPU. No setting
-    chooses it yet: `stored_in(HostStore)` does.
+    Who is in which frame is known on the host. It was tested with the CPU as both and on a stand-in for a GPU. It was
+    never run on a GPU.
 
     Args:
         component: whose rows these are. Its tier says how many frames there are.
@@ -32,6 +33,8 @@ class HostStore(SsdStore):
     def __init__(self, component: Component, rows: int, dim: int, window: int = 5) -> None:
         super().__init__(component, rows, dim, Folder(path=Path(), window=window))
         self._records = HostRows(self._fields, rows)
+        for name, of in {**self._records.held, "was_put": self._records.was_put_R}.items():
+            self.register_buffer(f"host_{name}", of, persistent=False)  # they stay when frames move
         self._numbers_F: Tensor | None = None  # on a device that is not the host
 
     def fetch(self, rows_N: Tensor, batch: int, settled: int) -> None:
@@ -46,6 +49,10 @@ class HostStore(SsdStore):
 
     def name_file(self, folder: Path) -> None:
         """Do nothing: there is no file. A checkpoint has all rows."""
+
+    def show(self, saved: Saved) -> bool:
+        """Returns False: rows of a checkpoint are written here."""
+        return False
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HostStore:
         for name, of in self._held.items():
@@ -75,14 +82,14 @@ class HostRows:
     """
 
     def __init__(self, fields: Mapping[str, Field], rows: int) -> None:
-        self._held = {name: empty_rows(*field.shape(rows), dtype=field.dtype) for name, field in fields.items()}
-        self._was_put_R = torch.zeros(rows, dtype=torch.bool)
+        self.held = {name: empty_rows(*field.shape(rows), dtype=field.dtype) for name, field in fields.items()}
+        self.was_put_R = torch.zeros(rows, dtype=torch.bool)
         self.counters: dict[str, int] = {}
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Tensor:
         """Copy some rows. Returns what `wait` takes, as `Blocks.fetch` does."""
-        put_into(into, at_U, {name: of[rows_U] for name, of in self._held.items()})
-        return ~self._was_put_R[rows_U]
+        put_into(into, at_U, {name: of[rows_U] for name, of in self.held.items()})
+        return ~self.was_put_R[rows_U]
 
     def wait(self, never_U: Tensor) -> Tensor:
         """Returns which rows of a fetch were never put, bool [U]."""
@@ -90,5 +97,5 @@ class HostRows:
 
     def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
         """Take whole records. rows_U: int64 [U], each once."""
-        put_into(self._held, rows_U, fields)
-        self._was_put_R[rows_U] = True
+        put_into(self.held, rows_U, fields)
+        self.was_put_R[rows_U] = True

@@ -84,7 +84,7 @@ class SsdStore(nn.Module):
         counted = rows if component.tier.policy == "lfu" else 0
         self.register_buffer("counts", torch.zeros(counted, dtype=torch.uint8), persistent=False)
         self.spare = Spare(first=count, frames=spare)
-        self.folder, self.has_name = folder.path, False
+        self.folder, self.has_name = folder.path or Path(), False
         self._layout = Layout(fields=self._fields, rows=rows)
         self._opened: Blocks | None = None
         self._is_needless = False  # a file with a name that was made here, and of which no checkpoint has blocks
@@ -257,7 +257,7 @@ class SsdStore(nn.Module):
         given = {name: value.expand(len(rows_U), *value.shape[1:]) for name, value in fields.items()}
         if given.keys() == self._fields.keys() and columns.indices(self.dim) == (0, self.dim, 1):
             new = given
-            asks_U = given["touched"] == 0
+            asks_U = (given["touched"] == 0).cpu()
         else:
             new = self.read(rows_U)
             asks_U = torch.zeros(len(rows_U), dtype=torch.bool)
@@ -507,18 +507,18 @@ class SsdStore(nn.Module):
 
 
 def check(component: Component, device: str) -> None:
-    """Check that a component's rows can be on an SSD.
+    """Check that a component's rows can be where its tier says.
 
     Raises:
         UserError: names the first reason against it, and the remedy.
     """
     reasons = {
-        "its rows learn on a GPU; use --device cpu": device != "cpu",
+        "its rows learn on a GPU; use --device cpu": device != "cpu" and component.tier.name == "ssd",
         "its ids come and go; choose another addressing, or leave it in memory": component.policy is not None,
     }
     for reason, is_so in reasons.items():
         if is_so:
-            raise UserError(f"table {component.name!r}: tables.tier is ssd, and {reason}")
+            raise UserError(f"table {component.name!r}: tables.tier is {component.tier.name}, and {reason}")
 
 
 def made_folder(path: Path) -> Path:
@@ -551,6 +551,6 @@ def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
     """Returns for each row whether all its bytes are the same, bool [U]."""
     same_U = torch.ones(len(one["touched"]), dtype=torch.bool)
     for name, of in one.items():
-        pair = [x.contiguous().view(len(same_U), -1).view(torch.uint8) for x in (of, other[name].to(of))]
+        pair = [x.cpu().contiguous().view(len(same_U), -1).view(torch.uint8) for x in (of, other[name].to(of))]
         same_U &= (pair[0] == pair[1]).all(1)
     return same_U

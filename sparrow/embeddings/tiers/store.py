@@ -136,9 +136,9 @@ def stored_in(make: MakeStore) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """Where tables on an SSD have their files. window: rows of so many last batches never leave their frames."""
+    """Where tables on an SSD have files, if anywhere. window: rows of so many last batches never leave their frames."""
 
-    path: Path
+    path: Path | None = None
     window: int = 5
 
 

@@ -36,7 +36,7 @@ from sparrow.embeddings import (
 from sparrow.embeddings.addressing import dynamic, quotient_remainder
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache, Tier
-from sparrow.embeddings.tiers import CachedStore, HostStore, RowStore, Saved, SsdStore, ssd, ssd_of, stored_in
+from sparrow.embeddings.tiers import CachedStore, Saved, SsdStore, ssd, ssd_of
 from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import bf16, fp16, fp32, int4, int8, mxfp8, split_bf16
@@ -84,17 +84,11 @@ def tables_of(
     """Tables in memory, on an SSD where there is a folder, or beneath frames of a device that is the host itself."""
     spec = TableSpec(
         name="t", dim=DIM, addressing=addressing or Direct(ROWS), format=format or fp32.Config(), init_scale=1.0,
-        rule=of or RULES["rowwise_adagrad"], tier=Tier() if folder is None else tier, state=state,
-        cache=cache or Cache(),
+        rule=of or RULES["rowwise_adagrad"], tier=replace(tier, name="host") if host else tier if folder else Tier(),
+        state=state, cache=cache or Cache(),
     )  # fmt: skip
     features = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean")]
-
-    def over_host(component: Component, rows: int, dim: int) -> RowStore:
-        beneath = HostStore(replace(component, tier=tier), rows, dim, window)
-        return CachedStore(component, rows, dim, beneath) if cache else beneath
-
-    place = stored_in(over_host) if host else on_ssd(None if folder is None else Folder(path=folder, window=window))
-    with place:
+    with on_ssd(Folder(path=folder, window=window)):
         return EmbeddingTables([spec], features, seed=1, mode=mode)
 
 
