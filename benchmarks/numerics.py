@@ -122,22 +122,25 @@ def inputs_case(work: Path, quick: bool) -> None:
             for site in sites:
                 assert site.learned is not None
                 real = merest(site.operands, which)
-                weight = site.operands.weight if which == "weight_gradient" else None  # which has no weight
+                of_examples = site.learned.of_examples  # two activations are always drawn together
+                weight = None if which != "weight_gradient" and not of_examples else site.operands.weight
                 inputs = [
                     drawn(site.learned, site.operands.weight, seed=0), drawn(site.learned, weight, seed=0),
                     standard(site.operands, seed=1),
                 ]  # fmt: skip
                 for kind, operands in zip(kinds, inputs, strict=True):
                     for precision, value in merest(operands, which).items():
-                        ratios.setdefault((precision, kind), []).append(value / real[precision])
-                        every.setdefault((which, kind), []).append(value / real[precision])
+                        ratio = value / real[precision]
+                        every.setdefault((which, f"{kind}, two activations" if of_examples else kind), []).append(ratio)
+                        if not of_examples:
+                            ratios.setdefault((precision, kind), []).append(ratio)
             for precision in PRECISIONS:
                 of = [ratios[precision, kind] for kind in kinds]
                 cells = "".join(f"{geometric_mean(one):>11.3f} {off(one):>6.3f}" for one in of)
                 print(f"{name:<18}{which:<17}{precision:<10}{cells}")
     for (which, kind), values in every.items():
         told = f"factor {geometric_mean(values):.3f}, off {off(values):.3f}, {min(values):.2f} to {max(values):.2f}"
-        print(f"{which:<17}{kind:<18} {told}")
+        print(f"{which:<17}{kind:<34} {told}")
     for kind in kinds[:2]:
         for which in PASSES:
             factor = geometric_mean(every[which, kind])
@@ -209,7 +212,7 @@ def faults_case(work: Path, quick: bool) -> None:
             for name, place in runs(work, quick):
                 for site in sites_of(place):
                     assert site.learned is not None
-                    if factors(which, site.operands)[0].shape[1] <= 32:
+                    if site.learned.of_examples or factors(which, site.operands)[0].shape[1] <= 32:
                         continue  # a single block has no neighbour
                     inputs = drawn(site.learned, site.operands.weight, seed=0), standard(site.operands, seed=1)
                     pair = [factors(which, of) for of in inputs]

@@ -24,7 +24,7 @@ class DotInteraction(Site):
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Returns the pairs in row-major order of the triangle: (1,0), (2,0), (2,1), ..."""
-        out: Tensor = applied(_Pairs, vectors_BFD, self.way)
+        out: Tensor = applied(_Pairs, vectors_BFD, self.way, self.watch)
         return out
 
     @staticmethod
@@ -37,25 +37,23 @@ class _Pairs(torch.autograd.Function):
     """The gradient is one product: G X with the symmetric G of all pairs. Autograd would take one for each factor."""
 
     @staticmethod
-    def forward(ctx: Any, vectors_BFD: Tensor, how: Way | None) -> Tensor:
+    def forward(ctx: Any, vectors_BFD: Tensor, how: Way | None, watch: Any) -> Tensor:
+        """watch: see `Site.watch`."""
         ctx.save_for_backward(vectors_BFD)
-        ctx.how = how
-        row_P, column_P, count = *_triangle(vectors_BFD), vectors_BFD.shape[1]
+        ctx.how, ctx.watch, count = how, watch, vectors_BFD.shape[1]
+        row_P, column_P = torch.tril_indices(count, count, offset=-1, device=vectors_BFD.device)
         products_BFF = multiplied(vectors_BFD, vectors_BFD.transpose(1, 2), how and how.recipe.forward, how)
         return products_BFF.flatten(1).index_select(1, row_P * count + column_P)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BP: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_BP: Tensor) -> tuple[Tensor, None, None]:
         (vectors_BFD,) = ctx.saved_tensors
-        row_P, column_P, count = *_triangle(vectors_BFD), vectors_BFD.shape[1]
+        count = vectors_BFD.shape[1]
+        row_P, column_P = torch.tril_indices(count, count, offset=-1, device=vectors_BFD.device)
         pair_FF = row_P.new_full((count, count), len(row_P))  # the diagonal points after the last pair, where a 0 is
         pair_FF[row_P, column_P] = pair_FF[column_P, row_P] = torch.arange(len(row_P), device=row_P.device)
         grad_BFF = F.pad(grad_BP, (0, 1)).index_select(1, pair_FF.flatten()).unflatten(1, pair_FF.shape)
-        return multiplied(grad_BFF, vectors_BFD, ctx.how and ctx.how.recipe.input_gradient, ctx.how), None
-
-
-def _triangle(vectors_BFD: Tensor) -> tuple[Tensor, Tensor]:
-    count = vectors_BFD.shape[1]
-    row_P, column_P = torch.tril_indices(count, count, offset=-1, device=vectors_BFD.device)
-    return row_P, column_P
+        if ctx.watch is not None:
+            ctx.watch(vectors_BFD, vectors_BFD, grad_BFF)
+        return multiplied(grad_BFF, vectors_BFD, ctx.how and ctx.how.recipe.input_gradient, ctx.how), None, None

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sparrow.layers.site import Matmul
+from sparrow.layers.site import Matmul, Watch
 
 
 class Attention(nn.Module):
@@ -41,12 +43,39 @@ class Attention(nn.Module):
             scale: by default D**-0.5.
             seen: bool, which positions [length, length] each one sees, instead of `causal`. It may have leading dims.
         """
+        shares = partial(_shares, dim=query.shape[-1], causal=causal, scale=scale, seen=seen)
         if self.scores.way is None and self.mixed.way is None:
             with sdpa_kernel(SDPBackend.MATH) if query.is_cuda else nullcontext():
-                return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=causal, scale=scale)
-        scores = self.scores(query, key.mT).float() * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if causal:
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if seen is not None:
-            scores = scores.masked_fill(~seen, -torch.inf)
-        return self.mixed(scores.softmax(-1).to(value.dtype), value)
+                out = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=causal, scale=scale)
+            of_scores, of_mixed = self.scores.watch, self.mixed.watch
+            if of_scores is not None and of_mixed is not None and out.requires_grad:
+                out.register_hook(partial(_tell, (of_scores, of_mixed), (query, key, value), shares))
+            return out
+        return self.mixed(shares(self.scores(query, key.mT)).to(value.dtype), value)
+
+
+def _shares(scores: Tensor, dim: int, causal: bool, scale: float | None, seen: Tensor | None) -> Tensor:
+    """Returns the softmax of query key^T, fp32. dim: of a query."""
+    scores = scores.float() * (dim**-0.5 if scale is None else scale)
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1)
+
+
+def _tell(
+    watches: tuple[Watch, Watch],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    shares: Callable[[Tensor], Tensor],
+    grad: Tensor,
+) -> None:
+    """Tell those who watch of both products. They are computed again, because torch computed them together."""
+    q, k, v, dy = (x.detach().float() for x in (*inputs, grad))
+    with torch.enable_grad():
+        scores = (q @ k.mT).requires_grad_()
+        mixing = shares(scores)
+        (flowing,) = torch.autograd.grad(mixing, scores, dy @ v.mT)
+    of_scores, of_mixed = watches
+    of_mixed(mixing.detach(), v.mT, dy)
+    of_scores(q, k, flowing)

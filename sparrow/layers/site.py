@@ -15,6 +15,9 @@ from sparrow.core.functions import applied
 from sparrow.layers.precision import Precision, to_compute, way
 from sparrow.layers.recipe import Pass, Recipe, Way
 
+Watch = Callable[[Tensor, Tensor, Tensor], None]
+"""Is told x [..., B, in], W [..., out, in] and dy [..., B, out]."""
+
 
 class Site(nn.Module):
     """A matrix product. It has no parameters of its own: the layer around it keeps the weight.
@@ -24,15 +27,15 @@ class Site(nn.Module):
     high: whether only a recipe of its own changes it. Else it is computed in the type of its operands: so are the last
         product of a model, in fp32, and products of two activations.
 
-    watch: is told x [..., B, in], W [..., out, in] and dy [..., B, out] by functions that compute several products at
-        once, see `watch.watched`. Others are watched by hooks.
+    watch: is told by functions that compute several products, or more than products, see `watch.watched`. Others are
+        watched by hooks.
     """
 
     def __init__(self, *, high: bool = False) -> None:
         super().__init__()
         self.recipe: Recipe | None = None
         self.high = high
-        self.watch: Callable[[Tensor, Tensor, Tensor], None] | None = None
+        self.watch: Watch | None = None
 
     @property
     def way(self) -> Way | None:

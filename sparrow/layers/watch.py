@@ -19,13 +19,15 @@ class Operands(NamedTuple):
     """Those of a product y = x W^T, fp32, perhaps with leading sizes. Of many rows, some at equal distances.
 
     x: [..., R, in]. weight: W [..., out, in], fitted to x. grad: dy [..., R, out]. rows: how many there were, leading
-    sizes of x included.
+    sizes of x included. of_examples: whether W is an activation too. Then the first size counts examples, each of which
+    has an x and a W of its own; where these are the same, so are the tensors.
     """
 
     x: Tensor
     weight: Tensor
     grad: Tensor
     rows: int
+    of_examples: bool = False
 
 
 See = Callable[[str, Operands], None]
@@ -37,12 +39,12 @@ def watched(model: nn.Module, see: See, rows: int) -> Iterator[None]:
     """Within this context `see` is told of each product of a model when its gradient flows back.
 
     Nothing that the model computes changes by that, not in the last bit. Not told of are products through which no
-    gradient flows, dot products of pairs, and both products of attention where torch computes them together.
+    gradient flows, and those of addressings of tables.
 
     Args:
         model: in training.
         see: is told.
-        rows: of a product, that are taken at most; of many matrices, so many of these.
+        rows: of a product, that are taken at most; of many matrices, so many of these: of two activations, examples.
     """
     handles, sites = [], named_sites(model)
     for name, site in sites.items():
@@ -64,10 +66,16 @@ Tell = Callable[[Operands], None]
 
 
 def _told(tell: Tell, most: int, x: Tensor, weight: Tensor, grad: Tensor) -> None:
-    """Tell of some rows of a product of matrices [B, in] and [in, out]."""
-    if len(x):
-        x, dy = _some(x, most).to(torch.float32, copy=True), _some(grad, most).to(torch.float32, copy=True)
-        tell(Operands(x, weight.detach().float(), dy, len(grad)))
+    """Tell of some rows of a product of matrices [B, in] and [in, out], or of two activations [B, ..., R, in]."""
+    if not len(x):
+        return
+    of_examples = weight.dim() > 2
+    some, dy = (_some(of, most).to(torch.float32, copy=True) for of in (x, grad))
+    if weight is x:
+        w = some
+    else:
+        w = _some(weight, most).to(torch.float32, copy=True) if of_examples else weight.detach().float()
+    tell(Operands(some, w, dy, grad.shape[:-1].numel(), of_examples))
 
 
 def _some(x: Tensor, most: int) -> Tensor:
@@ -107,6 +115,6 @@ def _of_matmul(tell: Tell, most: int, site: nn.Module, args: Any, kwargs: dict[s
 
     def told(grad: Tensor) -> None:
         dy = grad.mT if kwargs.get("weight") == 0 else grad
-        tell(Operands(x, weight, _some(dy, most).float().clone(), rows))
+        tell(Operands(x, weight, _some(dy, most).float().clone(), rows, kwargs.get("weight") is None and x.dim() > 2))
 
     y.register_hook(told)

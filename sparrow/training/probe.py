@@ -14,7 +14,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from sparrow.core.errors import UserError
 from sparrow.core.files import whole
@@ -34,6 +34,7 @@ class Learned:
     """Of a product y = x W^T: the distributions of the rows of x and of dy, and of W.
 
     sizes: of the logarithm of |dy| of rows that are not 0. It varies far more than a normal distribution of dy has it.
+    Of two activations rows are those of `flat`. Then of `weight` the shape alone counts.
     """
 
     x: Moments
@@ -42,22 +43,46 @@ class Learned:
     weight: MatrixNormal
 
     @classmethod
-    def empty(cls, shape: tuple[int, int]) -> Learned:
-        """Returns what is known before the first row. shape: of W, [out, in]."""
-        return cls(x=Moments(shape[1]), grad=Moments(shape[0]), sizes=Moments(1), weight=MatrixNormal(shape))
+    def empty(cls, shape: tuple[int, int], columns: tuple[int, int] | None = None) -> Learned:
+        """Returns what is known before the first row. shape: of W, [out, in]. columns: of `flat`, by default those."""
+        columns = columns or (shape[1], shape[0])
+        return cls(x=Moments(columns[0]), grad=Moments(columns[1]), sizes=Moments(1), weight=MatrixNormal(shape))
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of W, [out, in]."""
         return self.weight.mean.shape[0], self.weight.mean.shape[1]
 
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Of rows of x and of dy."""
+        return len(self.x.mean), len(self.grad.mean)
+
+    @property
+    def of_examples(self) -> bool:
+        """Whether it is of two activations."""
+        return self.columns != self.shape[::-1]
+
+
+def flat(of: Operands) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    """Returns the rows of x and of dy whose distributions are learnt, and the shape of W, [out, in].
+
+    Of two activations a row has all that an example has: its x and then its W, unless they are the same; all of its dy.
+    So numbers of an example depend on each other as they do in the log. Leading sizes of W are as if they were of out.
+    """
+    if not of.of_examples:
+        return of.x, of.grad, (of.weight.shape[0], of.weight.shape[1])
+    parts = [of.x] if of.weight is of.x else [of.x, of.weight]
+    shape = (of.weight.shape[1:-1].numel(), of.weight.shape[-1])
+    return torch.cat([part.flatten(1) for part in parts], 1), of.grad.flatten(1), shape
+
 
 class Probe:
     """Learns the distributions of a run's operands, from some rows of every EVERY-th step.
 
     The run's weights do not depend on it: it draws no random numbers, and computes nothing that they depend on. Steps
-    whose rows are not finite are left out. Of products of two activations, and of several weights at once, nothing is
-    learnt.
+    whose rows are not finite are left out. Nothing is learnt of products with several weights at once, and of two
+    activations whose sizes differ between batches.
 
     A snapshot takes a 32nd of a batch, between FEWEST and ROWS rows. One of W costs as much as some hundred rows,
     so of wide products in small batches only some snapshots take it.
@@ -79,6 +104,7 @@ class Probe:
         self._rows = rows or max(1, min(ROWS, max(FEWEST, batch_size // 32)) // self._world.size)
         self._turn, self._written = 0, -1
         self._weighed: set[str] = set()  # in this snapshot
+        self._varying: set[str] = set()  # sites whose sizes differ between batches
 
     def at(self, step: int) -> AbstractContextManager[object]:
         """Returns a context for a step of training. step: its number, from 0."""
@@ -89,17 +115,27 @@ class Probe:
 
     def see(self, name: str, of: Operands) -> None:
         """Learn from some rows of a product. name: the site."""
-        if of.weight.dim() != 2 or not (of.x.isfinite().all() and of.grad.isfinite().all()):
+        if name in self._varying or (of.weight.dim() != 2 and not of.of_examples):
             return
+        x, grad, shape = flat(of)
+        if not (x.isfinite().all() and grad.isfinite().all()):
+            return
+        columns = (x.shape[1], grad.shape[1])
         if name not in self.found:
-            self.found[name] = Learned.empty((of.weight.shape[0], of.weight.shape[1]))
+            self.found[name] = Learned.empty(shape, columns)
         mine = self.found[name]
-        mine.x.update(of.x.cpu())
-        mine.grad.update(of.grad.cpu())
-        sizes = torch.linalg.vector_norm(of.grad.cpu(), dim=1)
+        if (mine.shape, mine.columns) != (shape, columns):
+            self._varying.add(name)
+            del self.found[name]
+            return
+        x, grad = x.cpu(), grad.cpu()
+        mine.x.update(x)
+        mine.grad.update(grad)
+        sizes = torch.linalg.vector_norm(grad, dim=1)
         mine.sizes.update(sizes[sizes > 0].log()[:, None])
         each = -(-24 * max(mine.shape) // self._batch_size)
-        if self._world.rank == 0 and name not in self._weighed and self._turn % each == 0:
+        is_due = self._world.rank == 0 and name not in self._weighed and self._turn % each == 0
+        if is_due and not of.of_examples:
             self._weighed.add(name)
             mine.weight.update(of.weight.cpu())
 
@@ -121,14 +157,17 @@ class Probe:
         """Returns what all ranks together have learnt. W is rank 0's, which all have."""
         if self._world.size == 1:
             return self.found
-        shapes: dict[str, tuple[int, int]] = {}
-        for of_rank in self._world.gathered("probe", {name: of.shape for name, of in self.found.items()}):
-            shapes |= {name: (int(out), int(of_x)) for name, (out, of_x) in of_rank.items()}
+        sizes: dict[str, set[tuple[int, ...]]] = {}
+        mine = {name: [*of.shape, *of.columns] for name, of in self.found.items()}
+        for of_rank in self._world.gathered("probe", mine):
+            for name, has in of_rank.items():
+                sizes.setdefault(name, set()).add(tuple(has))
         merged = {}
-        for name in sorted(shapes):
-            mine = self.found.get(name) or Learned.empty(shapes[name])
-            x, grad, sizes = (self._summed(of) for of in (mine.x, mine.grad, mine.sizes))
-            merged[name] = Learned(x=x, grad=grad, sizes=sizes, weight=mine.weight)
+        for name in sorted(name for name, of in sizes.items() if len(of) == 1):  # else it is as if it varied
+            ((out, of_x, *columns),) = sizes[name]
+            ours = self.found.get(name) or Learned.empty((out, of_x), (columns[0], columns[1]))
+            x, grad, norms = (self._summed(of) for of in (ours.x, ours.grad, ours.sizes))
+            merged[name] = Learned(x=x, grad=grad, sizes=norms, weight=ours.weight)
         return merged
 
     def _summed(self, mine: Moments) -> Moments:
@@ -192,7 +231,7 @@ def load(path: Path) -> tuple[dict[str, Learned], int]:
             x, grad = Moments.of(of["x"]), Moments.of(of["grad"])
             sizes, weight = Moments.of(of["sizes"]), MatrixNormal.of(of["weight"])
             learned = Learned(x=x, grad=grad, sizes=sizes, weight=weight)
-            if learned.shape != (len(grad.mean), len(x.mean)):
+            if learned.of_examples and (len(x.mean) % learned.shape[1] or len(x.mean) < weight.mean.numel()):
                 raise ValueError(f"{site}: sizes do not fit each other")
             found[site] = learned
         return found, int(about["step"])

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from sparrow import checkpoint
+from sparrow.analysis.numerics import auto
 from sparrow.cli import train as command
 from sparrow.core import Batch, Jagged, KeyedJagged, UserError
 from sparrow.distributed import Codec, Pending, World
 from sparrow.distributed.codecs import Unit, cast
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec, unallocated
 from sparrow.kernels.rules import RowRule
+from sparrow.layers import Precision
 from sparrow.layers.watch import Operands
 from sparrow.metrics import Streaming, evaluate_labels, folded
 from sparrow.sharding import Codecs, Layout, copies, shard
@@ -491,13 +493,23 @@ def launched(
 
 
 def operands(size: int) -> list[tuple[str, Operands]]:
-    """Operands of two products, as so many ranks see them: (site, operands), rank after rank."""
+    """Operands of four products, as so many ranks see them: (site, operands), rank after rank.
+
+    c is of two activations; d too, and in the share of each rank it has another size.
+    """
     found, random = [], torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random) * 2 + 3
+
     for rank in range(size):
         for name, columns in (("a", 5), ("b", 4)):
             rows = 0 if name == "b" and rank == 0 else 7 + 3 * rank
-            x, dy = (torch.randn(rows, n, generator=random) * 2 + 3 for n in (columns, 2))
-            found.append((name, Operands(x, torch.ones(2, columns), dy, rows)))
+            found.append((name, Operands(drawn(rows, columns), torch.ones(2, columns), drawn(rows, 2), rows)))
+        for name, longer in (("c", 0), ("d", rank)):
+            rows, x, y = 5 + rank, 3 + longer, 2 + longer
+            two = Operands(drawn(rows, x, 4), drawn(rows, y, 4), drawn(rows, x, y), rows * x, True)
+            found.append((name, two))
     return [(name, of) for name, of in found if of.rows]
 
 
@@ -509,3 +521,41 @@ def probed(world: World, run_dir: str) -> None:
         if at - 1 == world.rank:
             mine.see(name, of)
     mine.save(Path(run_dir), 3)
+
+
+def settled(
+    world: World, prepared: str, run_dir: str, changes: dict[str, Any]
+) -> tuple[Precision, Precision, int | None, list[str]]:
+    """The precision on which `auto` settles, once more for a run that goes on, and what it refuses.
+
+    By the times of rank 0 bf16 is faster, and by all others' fp32. Also how many rows the probe had seen of the head.
+    """
+    seen: list[int] = []
+    gathered, init = auto.gathered, Probe.__init__
+
+    def gathering(found: Any, dataset: Any, learned: Any, told: Any) -> Any:
+        seen.append(learned["head.weight"].x.count)
+        return gathered(found, dataset, learned, told)
+
+    def times(of: Operands, which: str, there: dict[str, Any]) -> dict[str, float]:
+        return {name: 2.0 if (name == "fp32") == (world.rank == 0) else 1.0 for name in there}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "STEPS", 6)
+        patch.setattr(auto, "ROWS", 300)
+        patch.setattr(auto, "BUDGET", 1.0)
+        patch.setattr(auto, "gathered", gathering)
+        patch.setattr(Probe, "__init__", lambda self, *args, **how: init(self, *args, **{"every": 3, **how}))
+        patch.setattr("sparrow.analysis.numerics.dispatch.milliseconds", times)
+        patch.setattr("sparrow.layers.candidates.bf16.missing", lambda device: "")
+        run = run_of(prepared, run_dir, **changes)
+        first = auto.settled(run, resume=False, overwrite=False).precision
+        refused = []
+        patch.setattr(auto, "_try", lambda *what: pytest.fail("it trained"))
+        again = auto.settled(run, resume=True, overwrite=False).precision
+        for more in ({"compile": True}, {"sharding.ranks_per_host": 1}):
+            if "ssd" in changes or "compile" in more:
+                with pytest.raises(UserError) as error:
+                    auto.settled(run_of(prepared, run_dir, **changes | more), resume=False, overwrite=True)
+                refused.append(str(error.value))
+    return first, again, seen[0] if seen else None, [*refused, ""][:2]

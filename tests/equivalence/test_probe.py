@@ -18,14 +18,14 @@ pytestmark = pytest.mark.multi
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_together_learn_what_one_does(ranks: Callable[[int], Pool], tmp_path: Path, size: int) -> None:
-    """Rank 0 has no rows of the second product, and ranks have unequal shares."""
+    """Rank 0 has no rows of the second product, and ranks have unequal shares. The third is of two activations."""
     ranks(size).run(cases.probed, str(tmp_path))
     found, step = probe.load(tmp_path / FILE)
     assert step == 3
     one = Probe(torch.nn.Linear(1, 1), 64)
     for name, of in cases.operands(size):
         one.see(name, of)
-    assert found.keys() == one.found.keys()
+    assert found.keys() == one.found.keys() == {"a", "b", "c"}
     for name, learned in found.items():
         for which in ("x", "grad"):
             ours, whole = getattr(learned, which), getattr(one.found[name], which)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparrow.interactions import CrossNet
-from sparrow.layers import MLP, Head, Linear, Matmul, NumericEmbedding, Product, drawing, named_sites
+from sparrow.interactions import CrossNet, DotInteraction
+from sparrow.layers import MLP, Attention, Head, Linear, Matmul, NumericEmbedding, Product, drawing, named_sites
 from sparrow.layers.watch import Operands, watched
-from sparrow.models import autoint, blend, dcnv2, finalmlp, wukong
+from sparrow.models import autoint, blend, dcnv2, dlrm, finalmlp, wukong
 from tests.models.test_models import batch, build, learn
 
 
@@ -76,7 +76,7 @@ def test_some_rows_are_told_of_many() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [of.Config() for of in (dcnv2, wukong, finalmlp, autoint, blend)], ids=lambda c: type(c).__module__
+    "config", [of.Config() for of in (dcnv2, dlrm, wukong, finalmlp, autoint, blend)], ids=lambda c: type(c).__module__
 )
 def test_models_have_the_same_bits_when_they_are_watched(config: object) -> None:
     found = []
@@ -94,3 +94,33 @@ def test_models_have_the_same_bits_when_they_are_watched(config: object) -> None
                 loss.backward()
         found.append([scores, *(p.grad for p in model.parameters() if p.grad is not None)])
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_products_of_two_activations_are_told_example_by_example(causal: bool) -> None:
+    """All gradients follow from what is told; those whose two operands are the same say so."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"dots": DotInteraction(), "attention": Attention(), "plain": Matmul()})
+    x, q, k, v, a, b = (
+        torch.randn(shape, requires_grad=True)
+        for shape in ((9, 4, 5), *[(9, 2, 3, 5)] * 3, (9, 3, 6), (9, 6, 2))
+    )  # fmt: skip
+    seen: dict[str, Operands] = {}
+    with watched(model, lambda name, of: seen.setdefault(name, of) and None, rows=100):
+        out = model["dots"](x).square().sum() + model["attention"](q, k, v, causal=causal).square().sum()
+        (out + model["plain"](a, b).square().sum()).backward()
+    assert seen.keys() == named_sites(model).keys()
+    assert all(of.of_examples for of in seen.values())
+    dots, scores, mixed, plain = (seen[of] for of in ("dots", "attention.scores", "attention.mixed", "plain"))
+    assert dots.weight is dots.x
+    assert (dots.rows, scores.rows, plain.rows) == (9 * 4, 9 * 2 * 3, 9 * 3)
+    for made, grad in (
+        (dots.grad @ dots.weight, x.grad), (scores.grad @ scores.weight, q.grad),
+        (scores.grad.mT @ scores.x, k.grad), (mixed.x.mT @ mixed.grad, v.grad),
+        (plain.grad @ plain.weight, a.grad), (plain.grad.mT @ plain.x, b.grad.mT),
+    ):  # fmt: skip
+        torch.testing.assert_close(made, grad, rtol=1e-4, atol=1e-5)
+    assert bool((mixed.x.triu(1) == 0).all()) == causal
+    with watched(model, lambda name, of: seen.__setitem__(name, of), rows=4):
+        (model["dots"](x).sum() + model["attention"](q, k, v).sum()).backward()
+    assert torch.equal(seen["dots"].x, x[:8:2]) and len(seen["attention.mixed"].grad) == 4

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from sparrow.analysis.numerics.measure import PAIRS, drawn
 from sparrow.core import UserError
 from sparrow.layers import Linear
 from sparrow.layers.watch import Operands
@@ -115,3 +116,27 @@ def test_files_that_are_damaged_are_refused_in_a_line(tmp_path: Path) -> None:
 def test_compiled_models_are_not_probed(prepared: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="probe: not of compiled models"):
         train(run(prepared, tmp_path / "run", compile=True), probe=True)
+
+
+def test_of_two_activations_what_an_example_has_belongs_together(tmp_path: Path) -> None:
+    """W is a function of X here, and of another product it is X: so it is in draws, also by way of a file."""
+    torch.manual_seed(0)
+    found, mixing = Probe(Linear(3, 2), 16), torch.randn(3, 2)
+    for turn in range(40):
+        x, dy = torch.randn(32, 3, 4) * torch.tensor([1.0, 5, 0.1])[:, None] + 2, torch.randn(32, 3, 2)
+        found.see("mixed", Operands(x, (x.mT @ mixing).mT, dy, 96, True))
+        found.see("heads", Operands(x[:, None], x[:, None, :2], dy[:, None], 96, True))
+        found.see("itself", Operands(x, x, torch.randn(32, 3, 3), 96, True))
+        found.see("varying", Operands(x[:, : 2 + turn % 2], x, torch.randn(32, 2 + turn % 2, 3), 96, True))
+    assert found.found.keys() == {"mixed", "heads", "itself"}
+    probe.save(tmp_path / FILE, found.found, 1)
+    learned, _ = probe.load(tmp_path / FILE)
+    of = drawn(learned["mixed"], torch.empty(1, 2, 4), seed=0)
+    assert [tuple(one.shape) for one in of[:3]] == [(PAIRS, 3, 4), (PAIRS, 2, 4), (PAIRS, 3, 2)]
+    torch.testing.assert_close(of.weight, (of.x.mT @ mixing).mT, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(of.x.std((0, 2)), torch.tensor([1.0, 5, 0.1]), rtol=0.15, atol=0)
+    of = drawn(learned["heads"], torch.empty(1, 1, 2, 4), seed=0)
+    assert [tuple(one.shape) for one in of[:3]] == [(PAIRS, 1, 3, 4), (PAIRS, 1, 2, 4), (PAIRS, 1, 3, 2)]
+    torch.testing.assert_close(of.weight, of.x[:, :, :2], rtol=1e-3, atol=1e-3)
+    of = drawn(learned["itself"], torch.empty(1, 3, 4), seed=0)
+    assert of.weight is of.x and of.of_examples

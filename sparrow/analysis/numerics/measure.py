@@ -22,7 +22,7 @@ from sparrow.metrics.intervals import Estimate
 from sparrow.numerics.errors import Errors, errors, qsnr
 from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import Restored
-from sparrow.training.probe import FILE, Learned, Probe
+from sparrow.training.probe import FILE, Learned, Probe, flat
 from sparrow.training.ranks import learn
 
 BATCHES = 64  # of training, that are looked at
@@ -37,8 +37,8 @@ class Site:
     """A product of a model with a log.
 
     high: whether only a recipe of its own changes it. operands: of PAIRS * ROWS rows that lie evenly over some batches;
-    of products of two activations, some matrices of the last batch. learned: what a probe knows of them. each: rows of
-    the product for an example. flops: of its forward, an example; a multiply-add counts as two.
+    of products of two activations, or of several weights, some matrices of the last batch. learned: what a probe knows
+    of them. each: rows of the product for an example. flops: of its forward, an example; a multiply-add counts as two.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Site:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of W, [..., out, in]."""
-        return tuple(self.operands.weight.shape)
+        """Of W, [..., out, in]; of two activations, of that of an example."""
+        return tuple(self.operands.weight.shape[self.operands.of_examples :])
 
 
 def gathered(found: Restored, dataset: Dataset, learned: Mapping[str, Learned] | None, told: Progress) -> list[Site]:
@@ -82,10 +82,7 @@ def gathered(found: Restored, dataset: Dataset, learned: Mapping[str, Learned] |
     seen: dict[str, list[Operands]] = {}
 
     def see(name: str, of: Operands) -> None:
-        if of.weight.dim() > 2:
-            seen[name] = [of]
-            return
-        seen.setdefault(name, []).append(of)
+        seen[name] = [*(seen.get(name, []) if of.weight.dim() == 2 else []), of]
         if learned is None:
             probe.see(name, of)
 
@@ -111,9 +108,13 @@ def _site(name: str, high: bool, seen: Sequence[Operands], learned: Learned | No
     if last.weight.dim() == 2:
         x, grad = (_evenly(torch.cat([getattr(of, which).cpu() for of in seen])) for which in ("x", "grad"))
         operands = Operands(x, last.weight.cpu(), grad, len(x))
-    if learned is not None and learned.shape != tuple(last.weight.shape):
-        was, now = " x ".join(map(str, learned.shape)), " x ".join(map(str, last.weight.shape))
-        raise UserError(f"{name}: {FILE} has a product of {was}, and the run one of {now}; delete that file")
+    if learned is not None:
+        x, grad, shape = flat(last)
+        fits = (learned.shape, learned.columns) == (shape, (x.shape[1], grad.shape[1]))
+        if not fits and not last.of_examples:
+            was, now = " x ".join(map(str, learned.shape)), " x ".join(map(str, shape))
+            raise UserError(f"{name}: {FILE} has a product of {was}, and the run one of {now}; delete that file")
+        learned = learned if fits else None  # the sizes of activations may depend on the batch
     each = rows / (examples if last.weight.dim() == 2 else batch_size)
     flops = 2.0 * each * last.x.shape[-1] * last.weight.shape[-2]
     return Site(name=name, high=high, operands=operands, learned=learned, each=each, flops=flops)
@@ -160,7 +161,7 @@ def compared(which: str, of: Operands, precisions: Sequence[str]) -> dict[str, t
 
 
 def drawn(learned: Learned, weight: Tensor | None, seed: int) -> Operands:
-    """Returns operands drawn from what a probe knows: PAIRS of ROWS rows.
+    """Returns operands drawn from what a probe knows: PAIRS of ROWS rows; of two activations, PAIRS examples.
 
     Rows of dy differ in size as those that were seen. They are drawn about 0, because x and dy are drawn apart: with
     the means of both, dy^T x would have a part that grows with the number of rows, where training has come to rest it
@@ -169,15 +170,29 @@ def drawn(learned: Learned, weight: Tensor | None, seed: int) -> Operands:
     Args:
         learned: the distributions.
         weight: W [out, in], which all pairs have. None draws one for each pair, so that there are PAIRS matrices.
+            Of two activations its shape counts, [..., out, in] for each example.
         seed: of what is drawn.
     """
     random = torch.Generator().manual_seed(seed)
-    x, grad = learned.x.drawn(PAIRS * ROWS, random), learned.grad.drawn(PAIRS * ROWS, random)
+    rows = PAIRS if learned.of_examples else PAIRS * ROWS
+    x, grad = learned.x.drawn(rows, random), learned.grad.drawn(rows, random)
     grad = (grad - learned.grad.mean.float()) * _sizes(grad, learned, random)
+    if learned.of_examples:
+        assert weight is not None
+        return _examples(x, grad, weight.shape[1:])
     if weight is not None:
         return Operands(x, weight, grad, len(x))
     x, grad = (of.unflatten(0, (PAIRS, ROWS)) for of in (x, grad))
     return Operands(x, learned.weight.drawn(PAIRS, random), grad, PAIRS * ROWS)
+
+
+def _examples(both: Tensor, grad: Tensor, shape: torch.Size) -> Operands:
+    """Returns the operands of which `flat` would make such rows. shape: of W of an example."""
+    *leading, out, of_x = shape
+    weight = x = both[:, -shape.numel() :].unflatten(1, shape)
+    if both.shape[1] > shape.numel():
+        x = both[:, : -shape.numel()].unflatten(1, (*leading, -1, of_x))
+    return Operands(x, weight, grad.unflatten(1, (*leading, -1, out)), x.shape[:-1].numel(), True)
 
 
 def _sizes(grad: Tensor, learned: Learned, random: torch.Generator) -> Tensor:
@@ -192,7 +207,7 @@ def standard(like: Operands, seed: int) -> Operands:
     """Returns operands of N(0, 1) in the shapes of others."""
     random = torch.Generator().manual_seed(seed)
     x, weight, grad = (torch.randn(of.shape, generator=random) for of in like[:3])
-    return Operands(x, weight, grad, like.rows)
+    return like._replace(x=x, weight=x if like.weight is like.x else weight, grad=grad)
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
