@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,12 @@ from sparrow.training.rundir import RunDir
 
 def forget(run_dir: Path) -> None:
     """Remove the files of a run whose directory is about to be removed."""
-    for folder in folders_of(run_dir):
+    remove_files(folders_of(run_dir))
+
+
+def remove_files(folders: Iterable[Path]) -> None:
+    """Remove the files of blocks in these folders, but those that a process writes, and then the folders."""
+    for folder in folders:
         for path in folder.glob(f"*{SUFFIX}"):
             remove(path)
         with suppress(OSError):
@@ -41,6 +46,8 @@ class BlockFiles:
         run: its settings.
         dir: the run's directory, where a note says which folders it has.
         tables: the model's.
+
+    folders: where this rank has files, from `opened` on.
     """
 
     def __init__(self, world: World, run: Run, dir: RunDir, tables: Sequence[EmbeddingTables]) -> None:
@@ -51,7 +58,7 @@ class BlockFiles:
         stores = [record.store for of_features in tables for record in of_features.all_records()]
         self._stores = [found for store in stores if (found := ssd_of(store))]
         self._is_on = False
-        self._folders: list[Path] = []
+        self.folders: list[Path] = []
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -62,7 +69,7 @@ class BlockFiles:
         name, folders = said(self._world, "ssd", self._known)
         mine = [] if self._ssd is None else [Path(self._ssd).resolve() / name]
         self._is_on = bool(folders)
-        self._folders = list(dict.fromkeys([*map(Path, folders), *mine]))
+        self.folders = list(dict.fromkeys([*map(Path, folders), *mine]))
         if self._is_on:
             self._clean()
             self._world.barrier("ssd")
@@ -117,7 +124,7 @@ class BlockFiles:
         needed = said(self._world, "files of checkpoints", self._needed)
         if needed is None:
             return
-        for folder in self._folders:
+        for folder in self.folders:
             for path in folder.glob(f"*{SUFFIX}"):
                 if str(path) not in needed:
                     remove(path)

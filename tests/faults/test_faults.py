@@ -245,3 +245,17 @@ def test_one_process_reads_what_many_wrote(whole: Callable[[int], Training], alo
         seen[chunk.table] += chunk.rows[1] - chunk.rows[0]
     assert seen == {name: record.rows for name, record in rows.items()}
     assert_near(many, alone)
+
+
+@pytest.mark.slow
+def test_a_restart_goes_on_in_the_precision_that_was_chosen(training: Training) -> None:
+    """Torchrun starts the same command again, without --resume."""
+    with training.job(2, "--precision", "auto", restarts=1) as job:
+        job.until(lambda: training.step >= EVERY, 120)
+        chosen = (training.dir / "auto.toml").stat().st_mtime_ns
+        job.send(signal.SIGKILL, 1)
+        assert job.end(120) == 0, job.output
+    assert job.output.count("auto trains at most") == 1, job.output
+    assert "continuing from step" in job.output
+    assert (training.dir / "auto.toml").stat().st_mtime_ns == chosen
+    assert [path.name for path in training.dir.parent.iterdir() if path.name.startswith(".")] == []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,17 @@ from sparrow.analysis.numerics.measure import gathered, judge_of
 from sparrow.core.config import from_dict
 from sparrow.core.errors import UserError
 from sparrow.core.files import write_text
-from sparrow.layers import Precision
+from sparrow.core.workplace import workplace
+from sparrow.distributed import World, said
+from sparrow.layers import Precision, drops
 from sparrow.layers.precision import AUTO, recipe_file
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
-from sparrow.training import probe, train
-from sparrow.training.loop import Listener
+from sparrow.training import probe
+from sparrow.training.blocks import forget, remove_files
+from sparrow.training.loop import Listener, Trainer
+from sparrow.training.preflight import check_settings, threads_given_back
+from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
 
 FILE = "auto.toml"
@@ -28,7 +33,7 @@ BUDGET = 0.0002  # by which NE may rise, as a share of it
 
 
 def settled(run: Run, *, resume: bool, overwrite: bool, listener: Listener | None = None) -> Run:
-    """Returns a run with the precision that is decided for it, if that is "auto".
+    """Returns a run with the precision that is decided for it, if that is "auto". All ranks have the same.
 
     A short run of fp32 in a temporary folder is probed, and candidates are timed. The recipe is kept as
     `run_dir/auto.toml`. A run that is resumed has the recipe that is there.
@@ -39,55 +44,99 @@ def settled(run: Run, *, resume: bool, overwrite: bool, listener: Listener | Non
         listener: hears what is done.
 
     Raises:
-        UserError: when nothing can be decided: of many ranks, on an SSD, or with another run in the way.
+        UserError: on all ranks, when nothing can be decided, or the run would be refused: before the short one, if that
+            can be known.
     """
     if run.precision.name != AUTO:
         return run
-    listen, kept = listener or (lambda event, values: None), Path(run.run_dir) / FILE
-    if not (resume and kept.exists()):
-        if (Path(run.run_dir) / "run.toml").exists() and resume:
-            raise UserError(f"precision: {run.run_dir} began without 'auto'; leave --precision out, or --overwrite it")
-        RunDir(Path(run.run_dir)).require_free(overwrite)
-        listen("note", {"text": f"precision: auto trains at most {STEPS} steps in fp32, and measures their products"})
-        text = _decided(run, listen)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_text(kept, text)
-    precision = from_dict(Precision, recipe_file(kept), "precision")
+    ranks = Ranks(run)
+    listen = listener if listener and ranks.leads else (lambda event, values: None)
+    kept = Path(run.run_dir) / FILE
+    with threads_given_back(), ranks.world.watched():
+        goes_on = resume or ranks.again.restarted  # by torchrun, after a rank had died
+        recipe = said(ranks.world, "what auto chose", partial(_known, kept, goes_on, overwrite))
+        if recipe is None:
+            recipe = _decided(run, ranks.world, listen)
+        ranks.world.leave()
+    precision = from_dict(Precision, recipe, "precision")
     of = f"{precision.name}, {len(precision.sites)} products by themselves" if precision.sites else precision.name
     listen("note", {"text": f"precision: auto has {of} ({kept})"})
     return replace(run, precision=replace(precision, weights=run.precision.weights))
 
 
-def _decided(run: Run, listen: Listener) -> str:
-    """Returns the recipe file."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("precision: 'auto' is decided in one process; run `sparrow numerics`, and give its recipe.toml")
-    if run.ssd is not None or run.compile:
-        what = "ssd" if run.ssd is not None else "compile"
-        raise UserError(f"precision: 'auto' does not go with {what}; run `sparrow numerics`, and give its recipe.toml")
-    with tempfile.TemporaryDirectory(prefix="sparrow-") as folder:
-        steps = min(STEPS, run.loop.max_steps or STEPS)
-        short: dict[str, Any] = {
-            "run_dir": folder,
-            "precision": Precision(weights=run.precision.weights),
-            "loop": replace(run.loop, max_steps=steps, epochs=1, patience=None, evaluate_every=None),
-            "checkpoint": replace(run.checkpoint, every=None, background=False),
-            "calibrate": "none",
-            "log": replace(run.log, tensorboard=False),
-        }
+def _known(kept: Path, goes_on: bool, overwrite: bool) -> dict[str, Any] | None:
+    """Returns the recipe of a run that goes on; None where it is to be chosen."""
+    if goes_on and kept.exists():
+        return recipe_file(kept)
+    if goes_on and (kept.parent / "run.toml").exists():
+        raise UserError(f"precision: {kept.parent} began without 'auto'; leave --precision out, or --overwrite it")
+    RunDir(kept.parent).require_free(overwrite)
+    return None
 
-        def heard(event: str, values: dict[str, Any]) -> None:
-            if event in ("begin", "progress"):
-                listen(event, values)
 
-        train(replace(run, **short), probe=True, listener=heard)
+def _decided(run: Run, world: World, listen: Listener) -> dict[str, Any]:
+    """Returns the recipe, which rank 0 chooses after all have trained the short run together."""
+    place, folders = RunDir(Path(run.run_dir)), list[Path]()
+    check_settings(replace(run, precision=Precision()), data.open(run.data.path))
+    if run.ssd is not None and world.hosts > 1 and not run.checkpoint.whole:
+        why = "'auto' reads a checkpoint on one host, which has not the blocks of others"
+        raise UserError(f"precision: {why}; add --checkpoint.whole true, or give a recipe file")
+    with ExitStack() as held:
+
+        def hidden() -> str:
+            held.enter_context(place.locked())
+            return held.enter_context(workplace(place.path, forget))[0].name
+
+        folder = place.path.parent / said(world, "run_dir", hidden) / "run"
+        held.callback(remove_files, folders)  # each rank those that it has on its SSD
+        listen("note", {"text": f"precision: auto trains at most {STEPS} steps in fp32, and measures their products"})
+        _try(run, folder, folders, listen)
         listen("note", {"text": "precision: auto measures products, and NE with them in fewer bits"})
-        found, dataset = restore(folder), data.open(run.data.path)
-        learned = probe.load(Path(folder) / probe.FILE)[0]
-        sites = gathered(found, dataset, learned or None, quiet)
-        alone = verdicts(sites, found.run, quiet)
-        precision, _ = within_budget(found, alone, judge_of(dataset, ROWS)[0], BUDGET, quiet)
-        return as_file(precision, f"By `sparrow train --precision auto`, after {found.step} steps, for this machine.")
+        return said(world, "what auto chose", partial(_chosen, folder, place.path / FILE, world.size))
+
+
+def _try(run: Run, folder: Path, folders: list[Path], listen: Listener) -> None:
+    """Train the short run, which is not compiled, with the probe. folders: get those in which it has blocks."""
+    steps = min(STEPS, run.loop.max_steps or STEPS)
+    changes: dict[str, Any] = {
+        "run_dir": str(folder),
+        "precision": Precision(weights=run.precision.weights),
+        "loop": replace(run.loop, max_steps=steps, epochs=1, patience=None, evaluate_every=None),
+        "checkpoint": replace(run.checkpoint, every=None, background=False),
+        "calibrate": "none",
+        "compile": False,
+        "log": replace(run.log, tensorboard=False),
+    }
+    short = replace(run, **changes)
+
+    def heard(event: str, values: dict[str, Any]) -> None:
+        if event in ("begin", "progress"):
+            listen(event, values)
+
+    ranks = Ranks(short)
+    with ranks.world.watched():
+        trainer = Trainer(short, ranks, probe=True, listener=heard)
+        if run.compile and drops(trainer.model):
+            raise UserError("compile: not with model.dropout yet; leave one of them out")
+        try:
+            stopped = trainer.fit()["stopped_by"]
+        finally:
+            folders += trainer.blocks.folders
+        if stopped:
+            raise UserError(f"precision: {stopped} came before 'auto' had chosen; begin again")
+        ranks.world.leave()
+
+
+def _chosen(folder: Path, kept: Path, ranks: int) -> dict[str, Any]:
+    """Returns the recipe that suits the short run, and keeps it. ranks: among which a batch is divided."""
+    found = restore(folder)
+    run, dataset = found.run, data.open(found.run.data.path)
+    sites = gathered(found, dataset, probe.load(folder / probe.FILE)[0] or None, quiet)
+    share = replace(run, data=replace(run.data, batch_size=-(-run.data.batch_size // ranks)))
+    precision, _ = within_budget(found, verdicts(sites, share, quiet), judge_of(dataset, ROWS)[0], BUDGET, quiet)
+    told = f"By `sparrow train --precision auto`, after {found.step} steps, for this machine."
+    write_text(kept, as_file(precision, told))
+    return recipe_file(kept)
 
 
 def quiet(what: str, done: int, total: int) -> None:

@@ -1,22 +1,30 @@
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sparrow import data
 from sparrow.analysis.numerics import auto
 from sparrow.cli import main
 from sparrow.core import UserError
+from sparrow.features.schema import Split
 from sparrow.layers import Precision
 from sparrow.layers.precision import recipe_file
-from sparrow.trained.run import Run
+from sparrow.models import dcnv2
+from sparrow.trained.run import Loop, Run
 from sparrow.training import train
-from tests.runs import small_run
+from sparrow.training.loop import Trainer
+from tests.runs import run_of, small_run
 from tests.training.test_loop import same, tensors
 
 FLAGS = ["--threads", "1", "--model.name", "dcnv2", "--model.dim", "4", "--model.deep", "[8]", "--log.tensorboard",
          "false", "--data.batch_size", "256"]  # fmt: skip
+MODEL = dcnv2.Config(dim=4, deep=(8,))
 
 
 @pytest.fixture
@@ -37,6 +45,7 @@ def test_auto_decides_once_and_a_resumed_run_has_its_recipe(
     place = ["train", str(prepared), *FLAGS, "--run_dir", str(tmp_path / "run"), "--precision", "auto"]
     assert main([*place, "--loop.max_steps", "4"]) == 0
     assert "precision: auto has bf16" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # the short run left nothing
     first = Run.load(tmp_path / "run" / "run.toml").precision
     assert first.name == "bf16"
     assert first.sites
@@ -46,22 +55,88 @@ def test_auto_decides_once_and_a_resumed_run_has_its_recipe(
     given[given.index(str(tmp_path / "run"))] = str(tmp_path / "given")
     assert main(given) == 0  # a run that is given the recipe is the same
     assert same(tensors(tmp_path / "run"), tensors(tmp_path / "given"))
-    monkeypatch.setattr(auto, "_decided", lambda run, listen: pytest.fail("decided again"))
+    monkeypatch.setattr(auto, "_decided", lambda *what: pytest.fail("decided again"))
     assert main([*place, "--resume", "--loop.max_steps", "8"]) == 0
     assert Run.load(tmp_path / "run" / "run.toml").precision == first
 
 
-def test_what_auto_refuses(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("decided")
+def test_of_tables_on_an_ssd_the_short_run_leaves_no_block(tmp_path: Path) -> None:
+    """And the run that follows has the bits of one that was given the recipe."""
+    data.generate(tmp_path / "log.parquet", rows=3000, users=900, items=1500, categorical=2, numeric=2, seed=5)
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "data")
+    disk, settings = tmp_path / "disk", {"model.name": "dcnv2", "model.dim": 8, "model.deep": [8]}
+    settings |= {"data.batch_size": 64, "loop.max_steps": 12, "tables.tier.name": "ssd", "tables.tier.fraction": 0.1}
+    found = []
+    for name in ("auto", "given"):
+        how = "auto" if name == "auto" else str(tmp_path / "auto" / "auto.toml")
+        run = run_of(tmp_path / "data", tmp_path / name, **settings, ssd=str(disk), precision=how)
+        run = auto.settled(run, resume=False, overwrite=False)
+        assert run.precision.name == "bf16"
+        assert not list(disk.glob("*")) or name == "given"
+        found.append(train(run))
+        assert found[-1]["tables"]["ssd"]
+    assert {path.name.rpartition("-")[0] for path in disk.iterdir()} == {"auto", "given"}
+    assert found[0]["valid"] == found[1]["valid"]
+
+
+@pytest.mark.usefixtures("decided")
+def test_a_compiled_run_is_decided_for_uncompiled(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.nn.Module.compile", lambda self: pytest.fail("compiled"))
+    run = small_run(prepared, tmp_path / "run", model=MODEL, precision=Precision("auto"), compile=True)
+    found = auto.settled(run, resume=False, overwrite=False)
+    assert found.compile
+    assert found.precision.name == "bf16"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("decided")
+@pytest.mark.filterwarnings("ignore")  # torch's own, of torch
+def test_a_compiled_run_has_the_recipe(prepared: Path, tmp_path: Path) -> None:
+    run = small_run(prepared, tmp_path / "run", model=MODEL, precision=Precision("auto"), loop=Loop(max_steps=6))
+    plain = train(auto.settled(run, resume=False, overwrite=False))
+    run = replace(run, run_dir=str(tmp_path / "compiled"), compile=True)
+    compiled = train(auto.settled(run, resume=False, overwrite=False))
+    assert compiled["valid"]["logloss"] == pytest.approx(plain["valid"]["logloss"], rel=1e-3)
+    assert compiled["precision"]["native"] == ["bf16"]
+
+
+@pytest.mark.usefixtures("decided")
+def test_a_signal_ends_it_before_the_run_begins(prepared: Path, tmp_path: Path) -> None:
+    def listener(event: str, values: dict[str, Any]) -> None:
+        if event == "begin":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run = small_run(prepared, tmp_path / "run", model=MODEL, precision=Precision("auto"))
+    with pytest.raises(UserError, match="SIGTERM came before 'auto' had chosen"):
+        auto.settled(run, resume=False, overwrite=False, listener=listener)
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", ".lock"]
+
+
+def test_what_auto_refuses(prepared: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a step of training."""
     run = small_run(prepared, tmp_path / "run")
     assert auto.settled(run, resume=False, overwrite=False) is run
     asked = replace(run, precision=Precision("auto"))
     with pytest.raises(UserError, match="precision: 'auto' is decided by `sparrow train`"):
         train(asked)
     train(run)
+    monkeypatch.setattr(Trainer, "fit", lambda self: pytest.fail("trained"))
     with pytest.raises(UserError, match="holds a run"):
         auto.settled(asked, resume=False, overwrite=False)
     with pytest.raises(UserError, match="began without 'auto'"):
         auto.settled(asked, resume=True, overwrite=False)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="decided in one process"):
-        auto.settled(asked, resume=False, overwrite=True)
+    dropping = dcnv2.Config(dim=4, deep=(8,), dropout=0.1)
+    other = replace(asked, run_dir=str(tmp_path / "other"))
+    whole = data.prepare([log], tmp_path / "whole", split=Split(by="time", valid=0, test=0)).out
+    patient = replace(other, data=replace(run.data, path=str(whole)), loop=Loop(patience=1))
+    for changed, says in (
+        (replace(other, run_dir=str(prepared)), "is a prepared log"),
+        (patient, "loop.patience: nothing to be patient with"),
+        (replace(other, model=dropping, compile=True), "compile: not with model.dropout yet"),
+    ):
+        with pytest.raises(UserError, match=says):
+            auto.settled(changed, resume=False, overwrite=False)
