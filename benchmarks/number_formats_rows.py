@@ -152,11 +152,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("globo", nargs="?", type=Path, help="the request log that globo_requests.py makes")
     parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
-    parser.add_argument("--seeds", type=int, default=3, help="how many; with 0 the exchange has no whole runs")
+    seeds = "how many; with 0 the exchange has no whole runs, and needs no log"
+    parser.add_argument("--seeds", type=int, default=3, help=seeds)
     parser.add_argument("--quick", action="store_true", help="20,000 rows of a made log, two seeds, fewer formats")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     asked = parser.parse_args()
-    if not asked.globo and not asked.quick:
+    trains = "rows" in asked.cases or asked.seeds > 0  # steps of the exchange alone make their own ids
+    if trains and not asked.globo and not asked.quick:
         parser.error("name the request log, or say --quick")
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -165,6 +167,8 @@ def main() -> None:
         work = Path(folder)
         if asked.quick:
             log: Log = generated(work, QUICK, 200)
+        elif not trains:
+            log = work, {}
         else:
             schema = Schema.load(RECIPES / "globo.schema.toml")
             log = data.prepare([asked.globo], work / "globo", schema=schema).out, {}
