@@ -19,20 +19,20 @@ nav { margin-top: .8rem; font-size: .9rem; display: flex; flex-wrap: wrap; gap: 
 nav a { color: #2f6fa8; text-decoration: none; }
 .cards { display: flex; flex-wrap: wrap; gap: .4rem 2.4rem; margin: 1.2rem 0 .4rem; }
 .cards div { line-height: 1.3; } .cards b { display: block; font-size: 1.5rem; font-weight: 600; }
-.cards span { color: #5a626c; font-size: .85rem; }
-.wide { overflow-x: auto; max-width: 100%; min-width: 0; }
+.cards span { color: #5a626c; font-size: .85rem; } .wide { overflow-x: auto; max-width: 100%; min-width: 0; }
 table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .22rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid #e8ebee; }
 th { font-weight: 600; border-bottom-color: #9aa2ab; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; overflow-wrap: anywhere;
   min-width: 9rem; max-width: 20rem; }
+.passes :is(th, td):nth-child(-n+2), .words :is(th, td) { text-align: left; }
+.passes :is(th, td):nth-child(-n+3), .words :is(th, td):not(:last-child) { white-space: nowrap; max-width: none; }
 .beside { display: flex; flex-wrap: wrap; gap: 0 3rem; } img { width: 100%; min-width: 44rem; display: block;
   margin: .6rem 0; }
 pre { background: #f6f7f8; padding: .8rem 1rem; font-size: .8rem; line-height: 1.4; white-space: pre-wrap;
   overflow-wrap: anywhere; }
-@media print { body { margin: 0; max-width: none; font-size: 11px; } nav { display: none; }
-  h2, h3 { break-after: avoid; } img, tr, .cards { break-inside: avoid; } .wide { overflow: visible; }
-  img { min-width: 0; } }
+@media print { body { margin: 0; max-width: none; font-size: 11px; } nav { display: none; } img { min-width: 0; }
+  h2, h3 { break-after: avoid; } img, tr, .cards { break-inside: avoid; } .wide { overflow: visible; } }
 """
 
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from sparrow.analysis import elements, picture
-from sparrow.analysis.numerics.dispatch import HIGH, MOST_MERE
+from sparrow.analysis.numerics.dispatch import HIGH, LEAST_SPEEDUP, MOST_MERE
 from sparrow.analysis.numerics.found import LEARNED, NORMAL, REAL, SHOWN, Numerics
 from sparrow.analysis.numerics.measure import PASSES, Site
 from sparrow.numerics import ELEMENTS, FORMATS
 
+CANDIDATES = ("ms, native", "chosen", "why")  # columns of a table of their own
 DRAWN = 8  # sites whose values are drawn, those of most FLOPs
 LOW, HIGHEST = -40, 12  # powers of two that are drawn
 SPANS = ("bf16", "e5m2", "e4m3", "mxfp8", "mxint8", "mxfp4")
@@ -36,9 +37,10 @@ def page_of(done: Numerics, recipe: str) -> str:
     sections = [
         ("What this stands on", "".join(elements.text(note) for note in done.notes) + _unseen(done)),
         (f"Products, in {done.shown}", _table(done)),
+        ("Who computes what", _candidates(done)),
         ("Products and precisions", _maps(done)),
         ("Values and the ranges of formats", _values(done)),
-        ("Recipe", f"<pre>{elements.escape(recipe)}</pre>"),
+        ("Recipe", _recipe(done, recipe)),
     ]
     return elements.page(f"Number formats for {done.run_dir.resolve().name}", _under(done), cards, sections)
 
@@ -54,7 +56,7 @@ def _unseen(done: Numerics) -> str:
     if not done.unseen:
         return ""
     names = ", ".join(done.unseen)
-    told = f"Not watched, and computed as it is: {names}. These are products of two activations."
+    told = f"Not watched: {names}. They are within tables, or no gradient flowed through them."
     return elements.text(told, soft=True)
 
 
@@ -70,7 +72,7 @@ def rows(done: Numerics) -> list[list[Any]]:
             lines.append([
                 site.name if is_first else "", WORDS[which], " x ".join(map(str, site.shape)) if is_first else "",
                 elements.share(site.flops / total / 3), f"{decibels:.1f}", f"{error.mere:.4f}",
-                "" if learned is None else f"{learned[0].mere:.4f}", f"{normal.mere:.4f}",
+                "none" if learned is None else f"{learned[0].mere:.4f}", f"{normal.mere:.4f}",
                 _rise(done, site) if is_first else "", *_verdict(done, site, number),
                 done.narrowest(site.name) if is_first else "",
             ])  # fmt: skip
@@ -90,15 +92,37 @@ def _verdict(done: Numerics, site: Site, number: int) -> list[str]:
     return [times, of.chosen, of.why]
 
 
+def _columns(done: Numerics, names: tuple[str, ...], kind: str) -> str:
+    """Returns some columns of the table. kind: a class of `elements.STYLE`."""
+    at = [HEADER.index(name) for name in names]
+    lines = [[line[i] for i in at] for line in rows(done)]
+    return f'<div class="{kind}">{elements.table(names, lines)}</div>'
+
+
 def _table(done: Numerics) -> str:
-    return elements.table(HEADER, rows(done)) + elements.text(
+    return _columns(done, tuple(name for name in HEADER if name not in CANDIDATES), "passes") + elements.text(
         "QSNR is of the worse one of the two operands. MERE is the mean of |o - r| / max(|r|, 0.01 rms(r)); "
         f"{MOST_MERE} is too much. Learned inputs are drawn from what the probe saw, with the weights as they are. "
+        "There are none of several weights at once, and of activations whose sizes differ from batch to batch. "
         "NE alone is what the forward of this product alone does to NE, and half of a 95 % interval; of gradients NE "
-        "does not tell. Native times are of a batch, conversions included. The fewest bits are those in which no pass "
-        "errs too much and NE keeps to the budget, whether or not this machine multiplies them.",
+        "does not tell. The fewest bits are those in which no pass errs too much and NE keeps to the budget, whether "
+        "or not this machine multiplies them.",
         soft=True,
     )
+
+
+def _candidates(done: Numerics) -> str:
+    return _columns(done, ("product", "pass", *CANDIDATES), "words") + elements.text(
+        f"Times are of a batch, conversions included. A candidate is allowed if its MERE is below {MOST_MERE}, and if "
+        f"it is {LEAST_SPEEDUP} times as fast as {HIGH} or faster. Emulated formats have no times.",
+        soft=True,
+    )
+
+
+def _recipe(done: Numerics, recipe: str) -> str:
+    told = f"No candidate is faster, near enough and within the budget, so all stays {HIGH}."
+    why = "" if done.precision.sites else elements.text(told)
+    return f"{why}<pre>{elements.escape(recipe)}</pre>"
 
 
 def _maps(done: Numerics) -> str:
@@ -148,7 +172,7 @@ def _values(done: Numerics) -> str:
             axis.set_xlabel("power of two")
 
     return elements.image(
-        picture.svg(paint, height=0.6 + 1.25 * len(sites)), "Histograms of magnitudes over the ranges of formats"
+        picture.svg(paint, height=0.6 + 1.5 * len(sites)), "Histograms of magnitudes over the ranges of formats"
     ) + elements.text(
         "Magnitudes of values that are not 0, by powers of two. Below: which powers a format has, from its least "
         "number to its largest. Formats with scales end at the largest value of all; those of blocks reach farther "
@@ -172,9 +196,9 @@ def _histogram(axis: Any, x: Tensor) -> None:
         least, most = range_of(name)
         end = most if FORMATS[name].block is None else top
         begin = least if FORMATS[name].block is None else top - (most - least)
-        at = -0.14 * (number + 1)
+        at = -0.19 * (number + 1)
         axis.plot([max(begin, LOW), min(end, HIGHEST)], [at, at], color=picture.ORANGE, linewidth=1.6)
-        axis.text(HIGHEST + 0.3, at, name, fontsize=4.5, va="center")
+        axis.text(HIGHEST + 0.3, at, name, fontsize=6, va="center")
     axis.set_xlim(LOW, HIGHEST)
     axis.set_yticks([])
 

@@ -20,7 +20,7 @@ from sparrow.core import UserError
 from sparrow.features.schema import Split
 from sparrow.layers import Precision, named_sites
 from sparrow.layers.precision import recipe_file
-from sparrow.models import blend, dcnv2, dlrm
+from sparrow.models import autoint, blend, dcnv2, dlrm
 from sparrow.numerics import FORMATS, rounded
 from sparrow.numerics.errors import errors, qsnr
 from sparrow.trained.run import Run
@@ -151,15 +151,29 @@ def test_the_command(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert len(error.splitlines()) == 1
 
 
-MODELS: dict[str, Any] = {"pairs": dlrm.Config(dim=4, bottom=(8,), top=(8,)), "blend": blend.Config()}
+MODELS: dict[str, Any] = {
+    "pairs": dlrm.Config(dim=4, bottom=(8,), top=(8,)), "attention": autoint.Config(dim=4, width=8, deep=(8,)),
+    "blend": blend.Config(),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["pairs", pytest.param("blend", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["pairs", *(pytest.param(name, marks=pytest.mark.slow) for name in ("attention", "blend"))]
+)
 def test_models_with_products_of_activations_and_of_several_weights(prepared: Path, tmp_path: Path, name: str) -> None:
     train(small_run(prepared, tmp_path / "run", model=MODELS[name]))
     found = numerics(tmp_path / "run", rows=200)
-    assert found.sites
-    assert page(tmp_path / "run" / "numerics.html").pictures == 2
+    got = page(tmp_path / "run" / "numerics.html")
+    assert got.pictures == 2
+    of_examples = [site for site in found.sites if site.operands.of_examples]
+    assert bool(of_examples) == (name != "blend")
+    for site in of_examples:
+        assert site.learned is not None
+        for which in measure.PASSES:
+            real, learned = (found.errors[site.name, which, of, "mxfp8"][0].mere for of in ("real", "learned"))
+            assert 0.5 < learned / real < 2
+    assert ("none" in got.cells) == (name == "blend")  # of several weights at once
+    assert not found.unseen or name == "blend"
 
 
 def test_a_stream_is_judged_by_its_last_rows(log: Path, tmp_path: Path) -> None:
