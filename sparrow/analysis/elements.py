@@ -24,7 +24,7 @@ table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem; font-
 th, td { padding: .22rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid #e8ebee; }
 th { font-weight: 600; border-bottom-color: #9aa2ab; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; overflow-wrap: anywhere;
-  min-width: 9rem; max-width: 20rem; }
+  min-width: 9rem; max-width: 20rem; } .words td:last-child { min-width: 20rem; }
 .passes :is(th, td):nth-child(-n+2), .words :is(th, td) { text-align: left; }
 .passes :is(th, td):nth-child(-n+3), .words :is(th, td):not(:last-child) { white-space: nowrap; max-width: none; }
 .beside { display: flex; flex-wrap: wrap; gap: 0 3rem; } img { width: 100%; min-width: 44rem; display: block;
