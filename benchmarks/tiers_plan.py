@@ -169,7 +169,8 @@ def run(folder: Path, quick: bool) -> None:
     alone = took["all in memory"][0]
     print(
         f"disk: {device.reads_per_s:,.0f} reads/s, {device.bytes_per_s / 1e6:,.0f} MB/s, {1e6 * device.processor_s:.1f}"
-        f" us of processor for a block, {1e6 * device.miss_s:.1f} for a row that was out; {budget / 1e6:.1f} MB"
+        f" us of processor for a block, {1e6 * device.miss_s:.1f} for a row that was out, {1e6 * device.batch_s:.0f} "
+        f"for a table and batch; {budget / 1e6:.1f} MB"
     )
     for name, costs in placements.items():
         size, predicted = sum(one.bytes for one in costs.values()) / 1e6, step_ms(costs, alone, uses, device)

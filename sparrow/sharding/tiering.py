@@ -26,7 +26,7 @@ _FIND_S = 1e-7  # to find the frame of a row
 _BESIDE = 24  # bytes beside a record that waits to be written
 _STEP = 1.15  # between two sizes of a cache that are tried
 _PROBED = 1 << 14  # blocks that a probe writes
-_BATCHES = 40  # that fill the frames of a probe
+_BATCHES, _FEW = 40, 64  # batches that fill the frames of a probe, and rows of its small ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,7 @@ class Device:
         memory_bytes_per_s: rows of memory, at random.
         processor_s: what a thread that reads and writes does for a block of the disk.
         miss_s: what training itself does for a row that comes and the one that leaves.
+        batch_s: what it does beside that for a table of which rows are out, once a batch.
     """
 
     reads_per_s: float = USUAL
@@ -46,6 +47,7 @@ class Device:
     memory_bytes_per_s: float = 4e9
     processor_s: float = 6e-6
     miss_s: float = 3e-6
+    batch_s: float = 3e-4
 
     def __post_init__(self) -> None:
         require(
@@ -55,6 +57,7 @@ class Device:
             memory_bytes_per_s=self.memory_bytes_per_s,
             processor_s=self.processor_s,
             miss_s=self.miss_s,
+            batch_s=self.batch_s,
         )
 
 
@@ -84,36 +87,42 @@ def probed(folder: Path) -> Device:
             in_sequence = _seconds(blocks, fields, [torch.arange(_PROBED)])
         finally:
             blocks.close()
-        miss_s = _miss_s(Path(place))
+        batch_s, miss_s = _training_s(Path(place))
     return Device(
         reads_per_s=len(some) / random,
         bytes_per_s=_PROBED * layout.block / in_sequence,
         processor_s=max(cpu / len(some), 1e-9),
         miss_s=miss_s,
+        batch_s=batch_s,
     )
 
 
-def _miss_s(folder: Path) -> float:
-    """Returns what training does for a row that is out: of a table with frames for a tenth, after they are full."""
+def _training_s(folder: Path) -> tuple[float, float]:
+    """Returns what training does for a table in each batch, and for a row that is out.
+
+    They are found with large and small batches, of a table with frames for a tenth of its rows, after they are full.
+    """
     spec = TableSpec(name="probe", dim=16, addressing=Direct(_PROBED * 32), tier=Tier(name="ssd", fraction=0.1))
     (component,) = spec.components
     store = SsdStore(component, component.rows, component.dim, Folder(path=folder))
-    random, took, misses = torch.Generator().manual_seed(0), 0.0, 0
+    sizes = (_FEW, component.rows // 10 // _BATCHES)
+    random, took, misses = torch.Generator().manual_seed(0), [0.0, 0.0], [0, 0]
     try:
         every = {name: torch.ones(of.shape(1), dtype=of.dtype) for name, of in component.fields.items()}
         store.write(slice(None), every)
-        for batch in range(1, 2 * _BATCHES):
-            rows_N = torch.randint(component.rows, (component.rows // 10 // _BATCHES,), generator=random)
+        for batch in range(1, 3 * _BATCHES + 1):
+            is_large = batch <= _BATCHES or batch % 2
+            rows_N = torch.randint(component.rows, (sizes[is_large],), generator=random)
             before, began = store.counters, time.thread_time()
             store.fetch(rows_N, batch, batch - 1)
-            spent = time.thread_time() - began
             store.arrive()
             if batch > _BATCHES:  # frames are full
-                took += spent
-                misses += store.counters["used"] - before["used"] - store.counters["hits"] + before["hits"]
+                took[is_large] += time.thread_time() - began
+                misses[is_large] += store.counters["used"] - before["used"] - store.counters["hits"] + before["hits"]
     finally:
         store.close()
-    return took / misses
+    miss_s = max((took[1] - took[0]) / (misses[1] - misses[0]), 1e-9)
+    return max((took[0] - misses[0] * miss_s) / _BATCHES, 1e-9), miss_s
 
 
 def _seconds(blocks: Blocks, fields: dict[str, torch.Tensor], parts: Sequence[torch.Tensor]) -> float:
@@ -187,7 +196,8 @@ def cost(uses: Sequence[Use], tier: Tier, device: Device) -> Cost:
     misses = sum(flow.misses for flow in flows)
     blocks = sum(flow.read + flow.again for flow in flows), sum(flow.written for flow in flows)
     processor = sum(map(_bytes, uses)) / device.memory_bytes_per_s
-    processor += _FIND_S * references * tier.is_on + device.miss_s * misses
+    is_looked_up = tier.is_on and references > 0
+    processor += is_looked_up * (device.batch_s + _FIND_S * references) + device.miss_s * misses
     disk = max(sum(flow.seconds(device) for flow in flows), sum(blocks) * device.processor_s)
     return Cost(
         tier=tier,

@@ -103,7 +103,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         probed(tmp_path / "file" / "in")
 
 
-@pytest.mark.parametrize("name", ["reads_per_s", "bytes_per_s", "memory_bytes_per_s", "processor_s", "miss_s"])
+@pytest.mark.parametrize(
+    "name", ["reads_per_s", "bytes_per_s", "memory_bytes_per_s", "processor_s", "miss_s", "batch_s"]
+)
 def test_a_device_does_something(name: str) -> None:
     with pytest.raises(UserError, match=name):
         Device(**{name: 0.0})
