@@ -41,11 +41,11 @@ def trains(prepared: str, run_dir: Path, **changes: Any) -> int:
     return 0
 
 
-def rank(prepared: str, place: Path, points: list[Point], begins: bool) -> int:
+def rank(prepared: str, place: Path, points: list[Point], begins: bool, steps: int) -> int:
     """What a rank does: it trains in memory if it `begins`, then on an SSD, where each attempt has a point to kill."""
     attempt, me = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
     if begins and not attempt:
-        assert trains(prepared, place / "memory", checkpoint__keep=100) == 0
+        assert trains(prepared, place / "memory", checkpoint__keep=100, loop__max_steps=steps) == 0
     if not me:
         check(place, want_of(place))
         assert needed(place) <= files(place)
@@ -56,7 +56,7 @@ def rank(prepared: str, place: Path, points: list[Point], begins: bool) -> int:
         timer.start()
     elif who == me:
         count(kind, at)
-    on_ssd = {"tables__tier__name": "ssd", "ssd": str(place / "disk")}
+    on_ssd = {"tables__tier__name": "ssd", "ssd": str(place / "disk"), "loop__max_steps": steps}
     return trains(prepared, place / "run", checkpoint__background=attempt % 3 == 1, **on_ssd)
 
 
@@ -72,9 +72,9 @@ def results(run_dir: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in ("run_dir", "tables")}
 
 
-def kill(prepared: Path, place: Path, points: list[Point], begins: bool) -> int:
+def kill(prepared: Path, place: Path, points: list[Point], begins: bool, steps: int = 60) -> int:
     """Run a job that is killed at each point in turn, until it ends as one that was never killed. Returns how often."""
-    arguments = [str(prepared), str(place), json.dumps(points), str(int(begins))]
+    arguments = [str(prepared), str(place), json.dumps(points), str(int(begins)), str(steps)]
     job = Job(RANKS, ["-m", "tests.faults.test_ranks_on_ssd", *arguments], place / "said", restarts=len(points))
     try:
         assert job.end(60 + 20 * len(points)) == 0, job.output
@@ -86,7 +86,7 @@ def kill(prepared: Path, place: Path, points: list[Point], begins: bool) -> int:
         assert re.match(r"rank \d \(last at [^\n]+\) is gone or stopped; rank \d was at ", line), line
     want = want_of(place)
     check(place, want)
-    assert last(place).step == 60 == max(want) and rows_of(last(place)) == want[60]
+    assert last(place).step == steps == max(want) and rows_of(last(place)) == want[steps]
     assert results(place / "run") == results(place / "memory")
     best = [checkpoint.latest(place / of / "checkpoints", best=True) for of in ("run", "memory")]
     assert best[0] == best[1] and files(place) == needed(place) and len(files(place)) == 5 * RANKS
@@ -97,7 +97,7 @@ def kill(prepared: Path, place: Path, points: list[Point], begins: bool) -> int:
 @pytest.mark.multi
 def test_a_killed_rank(wide: Path, tmp_path: Path) -> None:
     """In the middle of the second checkpoint, of which the other has written its half."""
-    assert kill(wide, tmp_path, [(1, "sync", 135)], begins=True) == 1
+    assert kill(wide, tmp_path, [(1, "sync", 135)], begins=True, steps=20) == 1
 
 
 @pytest.mark.slow
@@ -117,4 +117,4 @@ def test_ranks_killed_at_forty_points(wide: Path, tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(rank(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4] == "1"))
+    sys.exit(rank(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4] == "1", int(sys.argv[5])))
