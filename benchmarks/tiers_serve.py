@@ -13,11 +13,12 @@ import multiprocessing
 import os
 import queue
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,15 +185,15 @@ def rows_of(scorer: Scorer, ids: list[int]) -> torch.Tensor:
     return found
 
 
-def filled(scorer: Scorer, cached: CachedRows, rows: int) -> None:
-    """Bring a cache to the state that many lookups leave."""
+def filled(scorer: Scorer, cached: CachedRows, rows: int, processes: int = 1) -> None:
+    """Bring a cache to the state that many lookups leave. processes: do it together."""
     count, random = cached.of.count, np.random.default_rng(9)
     for first in range(0, min(count, rows), 1 << 20):
         cached.warm(rows_of(scorer, list(range(first, min(first + (1 << 20), count, rows)))))
     if count >= rows:
         return
     before = cached.counters["misses"]
-    while cached.counters["misses"] - before < count:  # each frame has got another row, on average
+    while cached.counters["misses"] - before < count // processes:  # each frame has got another row, on average
         ids = [one for _ in range(200) for one in lists(random, rows)]
         read([(cached, rows_of(scorer, ids))])
 
@@ -271,16 +272,17 @@ def work(side: Side, folder: Path, rows: int, count: int, rates: Sequence[float]
 def worker(
     side: Side, folder: Path, rows: int, count: int, workers: int, number: int, coming: Sequence[Any], answers: Any
 ) -> None:
-    """Answers its share of some requests, one after the other, when all workers are ready. They divide the frames.
+    """Answers its share of some requests, one after the other, when all workers are ready.
 
-    coming: what all wait for, and then numbers of further requests and when they are due, which all take from.
+    coming: what all wait for, then numbers of further requests and when they are due, which all take from, and the
+        folder of the frames that they share.
     """
-    all, due = coming
+    all, due, shared = coming
     keep_freed_memory()
-    ssd = None if side.share is None else ssd_of(folder, rows, side.share / workers)
+    ssd = None if side.share is None else replace(ssd_of(folder, rows, side.share), shared=shared)
     scorer = load(folder / "model", ssd=ssd, checksums=False)
     for cached in (c for of in scorer.on_ssd for c in of.cached.values()):
-        filled(scorer, cached, rows)
+        filled(scorer, cached, rows, workers)
     if ssd is None:
         touch(scorer, 1e12)
     asked = requests(count // workers, rows, 10 + number)
@@ -307,7 +309,8 @@ def of_workers(
     """
     context = multiprocessing.get_context("spawn")
     answers, due = context.Queue(), context.SimpleQueue()
-    coming = context.Barrier(workers), due
+    memory = tempfile.TemporaryDirectory(dir="/dev/shm")
+    coming = context.Barrier(workers), due, Path(memory.name)
     args = (side, folder, rows, count, workers)
     started = [context.Process(target=worker, args=(*args, number, coming, answers)) for number in range(workers)]
     for process in started:
@@ -323,6 +326,7 @@ def of_workers(
     took = [one for _ in started for one in answers.get(timeout=600)]
     for process in started:
         process.join()
+    memory.cleanup()
     done = count // workers * workers
     p50, p99 = np.quantile(took or [np.nan], [0.5, 0.99]) * 1e3
     return done / (max(ended) - min(begun)), 1e3 * sum(cpu) / done, float(p50), float(p99)

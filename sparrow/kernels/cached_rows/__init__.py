@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.core.pages import empty_rows
+from sparrow.core.shared import shared_memory
 from sparrow.kernels import close
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.cached_rows import reference
@@ -29,6 +31,7 @@ from sparrow.kernels.row_cache import WAYS
 
 LAST = (1 << 31) - 2  # the highest number of a call; then numbers begin again
 LINE = 64  # bytes that a processor reads at a time
+HEAD = 32  # words before the first set: a lock, and the number of the last call
 BATCH, HITS, MISSES, WAITED = range(4)
 
 
@@ -42,7 +45,8 @@ class Cached:
         counts_4: int64, the number of the last call, lookups that were in memory and that were not, nanoseconds that
             threads have waited for each other.
         last: the highest number of a call.
-        of: what the compiled operators know: their handle and their memory; or the reference.
+        of: what the compiled operators know: their handle and their memory, int32 [HEAD + sets x words]; or the
+            reference.
         lock: of the reference.
     """
 
@@ -56,21 +60,32 @@ class Cached:
     @property
     def rows_F(self) -> Tensor:
         """The row in each frame, int32, -1 for none."""
-        return self.of.frames.tags_F if isinstance(self.of, Held) else self.of[1][:, :WAYS].flatten()
+        return self.of.frames.tags_F if isinstance(self.of, Held) else self._sets[:, :WAYS].flatten()
 
     @property
     def stamps_F(self) -> Tensor:
         """The number of the last call that used each frame, int32."""
-        return self.of.frames.stamps_F if isinstance(self.of, Held) else self.of[1][:, WAYS : 2 * WAYS].flatten()
+        return self.of.frames.stamps_F if isinstance(self.of, Held) else self._sets[:, WAYS : 2 * WAYS].flatten()
+
+    @property
+    def _sets(self) -> Tensor:
+        assert isinstance(self.of, tuple)
+        return self.of[1][HEAD:].view(self.count // WAYS, -1)
 
 
-def cached(blocks: Blocks, sets: int, last: int = LAST) -> Cached:
-    """Returns rows with an empty cache.
+def cached(blocks: Blocks, sets: int, last: int = LAST, shared: Path | None = None) -> Cached:
+    """Returns rows with an empty cache, or with that of other processes.
 
     Args:
         blocks: the rows.
         sets: of `WAYS` frames each, at least one.
         last: the highest number of a call.
+        shared: the file in memory of a cache that processes share, see `shared_memory`. All have the same blocks, and
+            as many sets. One that is killed while it writes there costs the others what the cache holds. The reference
+            shares nothing.
+
+    Raises:
+        OSError: when there is no room for a cache that is shared.
     """
     counts_4, layout = torch.zeros(4, dtype=torch.int64), blocks.layout
     held = Held.empty(layout, WAYS * (sets if blocks.way == "reference" else 1))
@@ -80,10 +95,19 @@ def cached(blocks: Blocks, sets: int, last: int = LAST) -> Cached:
     from sparrow.kernels.cached_rows import cpp  # can be imported only once the library is loaded
 
     words = -(-WAYS * (8 + layout.record_bytes) // LINE) * LINE // 4
-    memory_SW = empty_rows(sets, words, dtype=torch.int32)
-    handle = cpp.opened(blocks, memory_SW, counts_4, (layout.rows, held.frames.multiplier, last))
-    made = replace(made, of=(handle, memory_SW))
-    weakref.finalize(made, close, cpp.ops.cached_rows_close, handle)
+    handles = list[int]()
+
+    def begin(memory_W: Tensor, is_new: bool) -> None:
+        settings = (layout.rows, held.frames.multiplier, last, sets, is_new)
+        handles.append(cpp.opened(blocks, memory_W, counts_4, settings))
+
+    size = HEAD + sets * words
+    if shared is None:
+        begin(memory_W := empty_rows(size, dtype=torch.int32), True)
+    else:
+        memory_W = shared_memory(shared, size, begin)
+    made = replace(made, of=(handles[0], memory_W))
+    weakref.finalize(made, close, cpp.ops.cached_rows_close, handles[0])
     return made
 
 

@@ -16,16 +16,17 @@ assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
 
 
-def opened(blocks: Blocks, memory_SW: Tensor, counts_4: Tensor, settings: Sequence[int]) -> int:
-    """Returns a handle of an empty cache.
+def opened(blocks: Blocks, memory_W: Tensor, counts_4: Tensor, settings: Sequence[int]) -> int:
+    """Returns a handle of a cache.
 
     Args:
         blocks: the rows.
-        memory_SW: int32 [sets, words]. A set is the rows of its frames, their stamps, and their records.
+        memory_W: int32: a head, and sets of as many words each. A set is the rows of its frames, their stamps, and
+            their records.
         counts_4: see `Cached`.
-        settings: rows, multiplier, and the highest number of a call.
+        settings: rows, multiplier, the highest number of a call, sets, and whether nothing was written there yet.
     """
-    handle: int = ops.cached_rows_open(blocks.handle, memory_SW, counts_4, list(settings))
+    handle: int = ops.cached_rows_open(blocks.handle, memory_W, counts_4, list(settings))
     return handle
 
 

@@ -3,6 +3,9 @@
 #include "../block_io/opened.h"
 #include "../row_cache/cache.h"
 
+#include <pthread.h>
+
+#include <cerrno>
 #include <chrono>
 
 namespace sparrow {
@@ -12,13 +15,22 @@ using block_io::Error, block_io::Field, block_io::Op, block_io::Open, block_io::
 using row_cache::Cache, row_cache::Use, row_cache::kWays;
 
 constexpr int64_t kLine = 16;  // words that a processor reads at a time
+constexpr int64_t kHead = 32;  // words before the first set
 
 // What a table counts, for Python to read.
 enum Count { kBatch, kHits, kMisses, kWaited };  // the last in nanoseconds
 
+// Before the sets of a cache. Processes may share both.
+struct Head {
+  pthread_mutex_t mutex;  // of all that follows
+  int64_t batch;          // the number of the last call
+};
+static_assert(sizeof(Head) <= kHead * sizeof(int32_t));
+
 // A set's tags, stamps and records lie together: most of a hit is spent on finding a page.
 struct Cached {
   int64_t blocks;  // their handle
+  Head* head;
   Cache cache;
   int32_t* stamps;
   uint8_t* records;
@@ -26,19 +38,46 @@ struct Cached {
   int64_t* counts;
   int64_t last;                 // the highest number of a call
   std::vector<Tensor> tensors;  // that the pointers are of
-  std::mutex mutex;             // of all that is above
 
   INLINE uint8_t* record(int64_t frame) const {
     return records + frame / kWays * cache.stride * int64_t(sizeof(int32_t)) + frame % kWays * record_bytes;
   }
-  std::unique_lock<std::mutex> locked() {
-    std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
-    if (lock.owns_lock()) return lock;
-    const auto begun = std::chrono::steady_clock::now();
-    lock.lock();
-    counts[kWaited] += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begun).count();
-    return lock;
+  void forget() {
+    for (int64_t set = 0; set < cache.sets; ++set) std::fill_n(cache.tags + set * cache.stride, kWays, -1);
+    forget_uses();
   }
+  void forget_uses() {
+    for (int64_t set = 0; set < cache.sets; ++set) std::fill_n(stamps + set * cache.stride, kWays, 0);
+    head->batch = 0;
+  }
+};
+
+// Holds a cache. If a process was killed while it held it, a record may be half written: then all rows are forgotten.
+class Lock {
+ public:
+  explicit Lock(Cached& of) : mutex_(&of.head->mutex) {
+    int code = pthread_mutex_trylock(mutex_);
+    if (code == EBUSY) {
+      const auto begun = std::chrono::steady_clock::now();
+      code = pthread_mutex_lock(mutex_);
+      waited_ = std::chrono::nanoseconds(std::chrono::steady_clock::now() - begun).count();
+    }
+#if defined(__linux__)
+    if (code == EOWNERDEAD) {
+      of.forget();
+      code = pthread_mutex_consistent(mutex_);
+    }
+#endif
+    check(code == 0, "cached_rows: the cache cannot be locked");
+    of.counts[kWaited] += waited_;
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() { pthread_mutex_unlock(mutex_); }
+
+ private:
+  pthread_mutex_t* mutex_;
+  int64_t waited_ = 0;
 };
 
 std::mutex all_mutex;
@@ -52,29 +91,39 @@ T* data(const Tensor& tensor, ScalarType type, const char* name) {
   return block_io::data<T>(tensor, type, name);
 }
 
-// memory: int32 [sets, words of a set]. settings: rows, multiplier, the highest number of a call.
-int64_t cached_rows_open(int64_t blocks, Tensor memory_SW, Tensor counts_4, const std::vector<int64_t>& settings) {
+// memory: int32, a head and then the words of each set. settings: rows, multiplier, the highest number of a call, sets,
+// and whether nothing was written there yet.
+int64_t cached_rows_open(int64_t blocks, Tensor memory_W, Tensor counts_4, const std::vector<int64_t>& settings) {
   const Open& open = block_io::opened(blocks);
-  check(memory_SW.dim() == 2 && memory_SW.is_contiguous() && memory_SW.scalar_type() == ScalarType::Int &&
-            settings.size() == 3 && counts_4.numel() == 4,
-        "cached_rows: expected int32 [sets, words], four counts and three settings");
-  int32_t* const words = static_cast<int32_t*>(memory_SW.data_ptr());
-  const Cache cache(words, memory_SW.size(0) * kWays, settings[0], settings[1], memory_SW.size(1));
+  check(memory_W.dim() == 1 && memory_W.is_contiguous() && memory_W.scalar_type() == ScalarType::Int &&
+            settings.size() == 5 && settings[3] > 0 && (memory_W.numel() - kHead) % settings[3] == 0 &&
+            counts_4.numel() == 4,
+        "cached_rows: expected int32 for a head and sets, four counts and five settings");
+  Head* const head = static_cast<Head*>(memory_W.data_ptr());
+  int32_t* const words = static_cast<int32_t*>(memory_W.data_ptr()) + kHead;
+  const Cache cache(words, settings[3] * kWays, settings[0], settings[1], (memory_W.numel() - kHead) / settings[3]);
   check(4 * cache.stride >= kWays * (8 + open.store.record_bytes()) && cache.rows == open.store.shape().rows,
         "cached_rows: expected room for the records of a set, and the rows of the blocks");
-  for (int64_t set = 0; set < cache.sets; ++set) {
-    std::fill_n(words + set * cache.stride, kWays, -1);
-    std::fill_n(words + set * cache.stride + kWays, kWays, 0);
-  }
   auto made = std::shared_ptr<Cached>(new Cached{blocks,
+                                                 head,
                                                  cache,
                                                  words + kWays,
                                                  reinterpret_cast<uint8_t*>(words + 2 * kWays),
                                                  open.store.record_bytes(),
                                                  data<int64_t>(counts_4, ScalarType::Long, "counts_4"),
                                                  settings[2],
-                                                 {memory_SW, counts_4},
-                                                 {}});
+                                                 {memory_W, counts_4}});
+  if (settings[4]) {
+    pthread_mutexattr_t kind;
+    pthread_mutexattr_init(&kind);
+    pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+#if defined(__linux__)
+    pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+#endif
+    pthread_mutex_init(&head->mutex, &kind);
+    pthread_mutexattr_destroy(&kind);
+    made->forget();
+  }
   static int64_t handles = 0;
   const std::lock_guard<std::mutex> guard(all_mutex);
   all()[++handles] = std::move(made);
@@ -135,12 +184,9 @@ void probe(Part& part) {
     const int32_t* const set = of.cache.tags + std::max<int64_t>(sets[n], 0) * of.cache.stride;
     for (int64_t word = 0; word < 2 * kWays; word += kLine) touched += __atomic_load_n(set + word, __ATOMIC_RELAXED);
   }
-  const auto lock = of.locked();
-  if (of.counts[kBatch] >= of.last) {  // which rows were used last is forgotten
-    for (int64_t set = 0; set < of.cache.sets; ++set) std::fill_n(of.stamps + set * of.cache.stride, kWays, 0);
-    of.counts[kBatch] = 0;
-  }
-  part.batch = ++of.counts[kBatch];
+  const Lock lock(of);
+  if (of.head->batch >= of.last) of.forget_uses();  // which rows were used last is forgotten
+  part.batch = of.counts[kBatch] = ++of.head->batch;
   for (int64_t n = 0; n < N; ++n) {
     frames[n] = sets[n] < 0 ? -1 : of.cache.find(part.rows[n], sets[n]);
     if (frames[n] >= 0) {
@@ -189,7 +235,7 @@ void enter(Part& part) {
     for (const Field& field : part.into)
       memcpy(field.to + n * field.bytes, field.to + part.at[u] * field.bytes, field.bytes);
   }
-  const auto lock = of.locked();
+  const Lock lock(of);
   const Use use{of.stamps, nullptr, static_cast<int32_t>(part.batch), static_cast<int32_t>(part.batch - 1)};
   for (u = 0; u < part.at.size(); ++u) {
     const int64_t row = part.missing_rows[u], set = of.cache.set_of(row);

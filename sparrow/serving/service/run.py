@@ -21,6 +21,7 @@ from sparrow.core.errors import UserError, listed, require
 from sparrow.serving.service import logs
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.settings import Settings
+from sparrow.serving.ssd.settings import MB
 
 if TYPE_CHECKING:  # it imports prometheus_client
     from sparrow.serving.service.supervisor import Supervisor
@@ -87,7 +88,7 @@ def serve(
     if settings.lookups.users is not None:
         _needs("--users", "redis", "redis")
     logs.start(settings.logs)
-    with _listening(place) as (requests, grpc, operators), _folder() as work:
+    with _listening(place) as (requests, grpc, operators), _folder() as work, _shared(settings) as settings:
         counters, items = work / "counters", work / "items"
         for folder in (counters, items):
             folder.mkdir()
@@ -152,16 +153,38 @@ async def _run(
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
-    """Makes a folder of this service. Removes those of services that were killed: the lock ends with its process."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+def _folder(within: Path | None = None) -> Iterator[Path]:
+    """Makes a folder of this service. Removes those of services that were killed: the lock ends with its process.
+
+    within: by default, where temporary files are.
+    """
+    for left in (within or Path(tempfile.gettempdir())).glob(f"{_PREFIX}*"):
         with suppress(OSError), (left / _OWNER).open() as lock:  # it answers, or is another user's
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name, (Path(name) / "new").open("w") as lock:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=within) as name, (Path(name) / "new").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (Path(name) / "new").rename(Path(name) / _OWNER)  # nobody sees it before it is locked
         yield Path(name)
+
+
+@contextmanager
+def _shared(settings: Settings) -> Iterator[Settings]:
+    """Gives workers a folder in memory for caches that they share, if it has room for those of two models.
+
+    Else they divide them: a container may have little memory there.
+    """
+    ssd, memory = settings.ssd, Path("/dev/shm")
+    if ssd is None or settings.workers == 1 or not memory.is_dir():
+        yield settings
+        return
+    if (free := shutil.disk_usage(memory).free) < 2 * ssd.cache_mb * MB:
+        told = "%s has %.0f MB free, and caches of two models take %.0f: workers divide --ssd-cache-mb, and read more"
+        _log.warning(told, memory, free / MB, 2 * ssd.cache_mb)
+        yield settings
+        return
+    with _folder(memory) as folder:
+        yield replace(settings, ssd=replace(ssd, shared=folder))
 
 
 @contextmanager

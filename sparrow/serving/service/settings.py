@@ -22,7 +22,7 @@ class Settings:
         is_batching: whether requests may be scored together.
         logs: what it writes down.
         lookups: where columns come from that requests do not have.
-        ssd: which tables are read from an SSD, if any. The workers divide its caches among them.
+        ssd: which tables are read from an SSD, if any. The workers share its caches if they can.
 
     Raises:
         UserError: for a number that is out of range.

@@ -52,7 +52,7 @@ def check(channel: socket.socket, model: Model, lookups: Lookups, ssd: Ssd | Non
     if sys.platform == "linux":
         os.nice(_NICE)
     try:
-        small = None if ssd is None else replace(ssd, cache_mb=0.0, pooled_mb=0.0)
+        small = None if ssd is None else replace(ssd, cache_mb=0.0, pooled_mb=0.0, shared=None)
         scorer = load(model.paths[0], model.paths[1:], ssd=small)
         touch(scorer, _CHECK_BYTES_S)
         told = Version(scorer, _items(model, lookups)).told | {"columns": scorer.encoder.sources}

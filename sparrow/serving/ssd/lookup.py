@@ -263,7 +263,8 @@ def put_on_ssd(
             if place not in shared:
                 made_of = partial(_decoded, component) if is_decoded else None
                 blocks = opened(place, layouts[name], name, found[name].fields, ssd.way, made_of)
-                shared[place] = CachedRows(blocks, name, place, int(ssd.cache_mb * MB * sizes[name] / total))
+                bytes = int(ssd.cache_mb * MB * sizes[name] / total)
+                shared[place] = CachedRows(blocks, name, place, bytes, ssd.shared)
                 if name in hot:
                     shared[place].warm(hot[name])
             cached[number] = shared[place]

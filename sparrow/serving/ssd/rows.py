@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sparrow.core.errors import UserError
 from sparrow.embeddings.spec import TAG_BYTES
 from sparrow.kernels import cached_rows
 from sparrow.kernels.block_io import Blocks
@@ -26,12 +27,22 @@ class CachedRows:
         table: the name of their table.
         place: their folder.
         bytes: of the cache; one set of frames is the least.
+        shared: a folder in memory, if other processes share the cache.
+
+    Raises:
+        UserError: when there is no room in that folder.
     """
 
-    def __init__(self, blocks: Blocks, table: str, place: Path, bytes: int) -> None:
+    def __init__(self, blocks: Blocks, table: str, place: Path, bytes: int, shared: Path | None = None) -> None:
         self.blocks, self.table, self.place, self.rows = blocks, table, place, blocks.layout.rows
         sets = int(bytes) // (WAYS * (blocks.layout.record_bytes + TAG_BYTES))
-        self.of = cached_rows.cached(blocks, max(1, min(sets, -(-self.rows // WAYS))))
+        sets = max(1, min(sets, -(-self.rows // WAYS)))
+        try:
+            self.of = cached_rows.cached(blocks, sets, shared=shared and shared / f"{place.name}-{sets}")
+        except OSError as error:
+            blocks.close()
+            told = f"table {table!r}: a cache of {bytes / 1e6:,.0f} MB finds no room ({error.strerror})"
+            raise UserError(f"{shared}: {told}; lower --ssd-cache-mb") from None
         weakref.finalize(self, blocks.close)
 
     def warm(self, rows_H: Tensor) -> None:

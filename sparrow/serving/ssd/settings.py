@@ -28,6 +28,8 @@ class Ssd:
         decoded: whether rows are written in fp32, whatever their format is. Reading them is less work for the
             processor, and takes more room on the disk and in memory.
         way: how blocks are read, see `block_io`.
+        shared: a folder in memory, such as one under /dev/shm, for caches that all processes share who give it; None
+            for caches of a process alone.
 
     Raises:
         UserError: for a number that is out of range.
@@ -42,14 +44,16 @@ class Ssd:
     any_order: bool = False
     decoded: bool = False
     way: Way = "auto"
+    shared: Path | None = None
 
     def __post_init__(self) -> None:
         require(least=0, cache_mb=self.cache_mb, least_mb=self.least_mb, pooled_mb=self.pooled_mb)
         require(least=1, pooled_length=self.pooled_length)
 
     def divided(self, workers: int) -> Ssd:
-        """Returns the part of one of so many processes."""
-        return replace(self, cache_mb=self.cache_mb / workers, pooled_mb=self.pooled_mb / workers)
+        """Returns the part of one of so many processes. Caches that they share are not divided."""
+        cache_mb = self.cache_mb if self.shared else self.cache_mb / workers
+        return replace(self, cache_mb=cache_mb, pooled_mb=self.pooled_mb / workers)
 
     def chosen(self, bytes_of: dict[str, int]) -> list[str]:
         """Returns the components whose rows are on the SSD.

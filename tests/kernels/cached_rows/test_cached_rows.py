@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +25,7 @@ from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Way
 from sparrow.kernels.cached_rows import Cached, cached, get
 from sparrow.kernels.formats import Field
 from sparrow.kernels.row_cache import WAYS
+from tests.kernels.embedding_bag.cases import built
 
 ROWS = 3000
 LAYOUT = Layout(fields={"weight": Field(width=5, across="cut"), "low": Field(dtype=torch.uint8)}, rows=ROWS)
@@ -39,6 +48,14 @@ def written(tmp_path: Path, fields: dict[str, Tensor]) -> tuple[Path, BlockMap]:
     with Blocks(path, LAYOUT, table="t") as blocks:
         blocks.put(rows_U, {name: of[rows_U] for name, of in fields.items()})
         return path, blocks.sync()
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory, if the system has such."""
+    place = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=place if place.is_dir() else None) as folder:
+        yield Path(folder)
 
 
 def rows_of(written: tuple[Path, BlockMap], way: Any, sets: int = 2, last: int = module.LAST) -> Cached:
@@ -161,3 +178,61 @@ def test_garbage_that_is_freed_in_a_trace_is_no_part_of_it(way: Way, written: tu
         gc.enable()
     assert freed() is None
     assert [node.op for node in nodes] == ["placeholder", "call_function", "output"]
+
+
+def shares(path: str, map: dict[str, Any], file: str, order: str) -> None:
+    """A process that shares a cache: reads rows, says what it hit, and is killed while it holds the cache if told."""
+    blocks = Blocks(Path(path), LAYOUT, table="t", map=BlockMap(**map), is_written=False)
+    of = cached(blocks, 2, shared=Path(file))
+    ((fields, error),) = get([(of, torch.arange(40))])
+    assert error is None
+    torch.save((fields, of.counts_4), f"{file}.{order}")
+    if order == "killed":
+        assert isinstance(of.of, tuple)
+        libc = ctypes.CDLL(None)
+        assert libc.pthread_mutex_lock(ctypes.c_void_p(of.of[1].data_ptr())) == 0
+        of.of[1][module.HEAD + 2 * WAYS :] = 7  # as if all records were half written
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@built
+@pytest.mark.multi
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere caches are not shared")
+def test_processes_share_a_cache(
+    written: tuple[Path, BlockMap], fields: dict[str, Tensor], tmp_path: Path, memory: Path
+) -> None:
+    """One reads what another has read. One that is killed while it writes there costs rows, and gives no wrong ones."""
+    place, map = written
+    mine = cached(Blocks(place, LAYOUT, table="t", map=map, is_written=False), 2, shared=memory / "cache")
+    everything = torch.arange(40)
+    for order in ("reads", "killed"):
+        args = (str(place), vars(map), str(memory / "cache"), order)
+        process = multiprocessing.get_context("spawn").Process(target=shares, args=args)
+        process.start()
+        process.join()
+        assert process.exitcode == (0 if order == "reads" else -signal.SIGKILL)
+        theirs, counts_4 = torch.load(f"{memory / 'cache'}.{order}")
+        assert all(theirs[name].equal(of[everything]) for name, of in fields.items())
+        assert counts_4[module.HITS : module.WAITED].tolist() == ([0, 40] if order == "reads" else [40, 0])
+        again = got(mine, everything)
+        assert all(again[name].equal(of[everything]) for name, of in fields.items()), order
+        assert mine.counts_4[module.HITS] == 40, "after the kill nothing is known"
+    assert mine.counts_4[module.MISSES] == 40
+    assert (memory / "cache").exists()
+    del mine
+    gc.collect()
+    assert not (memory / "cache").exists(), "the last one removes it"
+
+
+@built
+def test_a_shared_cache_needs_room(
+    written: tuple[Path, BlockMap], memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, first: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    blocks = Blocks(written[0], LAYOUT, table="t", map=written[1], is_written=False)
+    with pytest.raises(OSError, match="No space"):
+        cached(blocks, 2, shared=memory / "cache")
+    assert not list(memory.iterdir())

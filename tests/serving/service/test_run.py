@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -20,10 +21,13 @@ import pytest
 
 from sparrow import data
 from sparrow.core.errors import UserError
+from sparrow.kernels import missing
 from sparrow.serving import Scorer, load
 from sparrow.serving.export import export
 from sparrow.serving.service.control import swap
-from sparrow.serving.service.run import Place, serve
+from sparrow.serving.service.run import Place, _shared, serve
+from sparrow.serving.service.settings import Settings
+from sparrow.serving.ssd import Ssd
 from sparrow.trained.run import Loop
 from sparrow.training import train
 from tests.runs import small_run
@@ -192,6 +196,9 @@ def test_tables_on_an_ssd(
     for _ in range(8):
         assert_scored(server.ask("/rank", one), scorer, one)
     assert 'sparrow_ssd_total{table="user",what="misses"}' in server.metrics()
+    memory = Path("/dev/shm")
+    shared = {path.parent for path in memory.glob("sparrow-serve-*/user-*") if path.stat().st_uid == os.getuid()}
+    assert shared or missing() or not memory.is_dir(), "workers share no cache"
     written = {path.name for path in (tmp_path / "ssd").iterdir()}
     for model in (scorer.updated(models / "delta"), load(models / "two")):
         swap(control, model.folder.path)
@@ -199,6 +206,21 @@ def test_tables_on_an_ssd(
             assert_scored(server.ask("/rank", one), model, one)
     assert written < {path.name for path in (tmp_path / "ssd").iterdir()}
     assert server.end()[0] == 0
+    assert len(shared) < 1 or not all(path.exists() for path in shared), "it leaves memory behind"
+
+
+def test_where_memory_to_share_is_small_workers_divide(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    settings = Settings(workers=2, ssd=Ssd(folder=tmp_path, cache_mb=40))
+    for free, told in ((79 * 10**6, 1), (80 * 10**6, 0)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        caplog.clear()
+        with _shared(settings) as found:
+            assert found.ssd is not None
+            assert found.ssd.divided(2).cache_mb == (20 if told else 40)
+            assert (found.ssd.shared is None) == bool(told)
+        assert len(caplog.records) == told
 
 
 @pytest.mark.multi

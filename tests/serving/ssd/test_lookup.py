@@ -12,6 +12,7 @@ import pytest
 from sparrow.core import UserError
 from sparrow.embeddings import TableChoices
 from sparrow.embeddings.addressing import quotient_remainder
+from sparrow.kernels import missing
 from sparrow.models import dlrm
 from sparrow.serving import Scorer, load
 from sparrow.serving.deltas import TABLES
@@ -99,6 +100,15 @@ def model(prepared: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) -
 def expected(model: Path, log: Path) -> list[bytes]:
     scorer = load(model)
     return answers(scorer, rows_of(scorer, log))
+
+
+def test_scorers_share_a_cache(model: Path, log: Path, tmp_path: Path, expected: list[bytes]) -> None:
+    settings = ssd(tmp_path / "ssd", cache_mb=10, shared=tmp_path)
+    one, other = load(model, ssd=settings), load(model, ssd=settings.divided(2))
+    assert answers(one, rows_of(one, log)) == expected
+    misses = counted(one, "misses")
+    assert answers(other, rows_of(other, log)) == expected
+    assert misses and (missing() or not counted(other, "misses"))
 
 
 @pytest.mark.parametrize("way", ["io_uring", "threads", "reference"])
