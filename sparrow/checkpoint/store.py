@@ -7,7 +7,7 @@ import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
@@ -412,6 +412,7 @@ def write_all(
             if isinstance(chunk, Saved):
                 map, newer = (f"{kind}-{blocks.name_of(chunk)}" for kind in ("blocks", "newer"))
                 places = {"places": chunk.map.places_K, "generations": chunk.map.generations_K}
+                wait([written for *_, written in large[-1:]])  # one is written while the next is prepared
                 write(map, {**blocks.entry_of(chunk), "newer": newer, "is_cache": False}, places)
                 large.append((newer, {}, pool.submit(blocks.write_rows, writing / newer, chunk)))  # from where they are
                 continue

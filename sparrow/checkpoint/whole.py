@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 from sparrow.checkpoint import blocks
 from sparrow.checkpoint.store import Checkpoint, clean, manifest_of, write_all
@@ -58,6 +59,12 @@ def make_whole(saved: Checkpoint, told: Progress) -> int:
         raise cannot_write(saved.path, error) from error
     finally:
         shutil.rmtree(writing, ignore_errors=True)
-    for file in old:
-        (saved.path / file).unlink()
+    tidy(saved.path, files)
     return size
+
+
+def tidy(path: Path, files: Collection[str]) -> None:
+    """Remove what an end in the midst of it has left in a checkpoint's folder. files: those that it has."""
+    for left in path.iterdir():
+        if left.name not in files and left.name != "manifest.json":
+            left.unlink()

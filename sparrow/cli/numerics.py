@@ -52,7 +52,9 @@ def numerics(
     _show.notes(done.notes)
     if done.rise is not None:
         rise = f"{100 * done.rise.value:+.4f} % (95 %: at most {100 * done.rise.upper:+.4f} %)"
-        _show.out.print(f"by the recipe NE {done.ne:.5f} rises by {rise}", markup=False, soft_wrap=True)
+        _show.out.print(
+            f"NE is {done.ne:.5f}; by the recipe it is above that of fp32 by {rise}", markup=False, soft_wrap=True
+        )
     _show.out.print(f"{run_dir / PAGE}: open it in a browser; {run_dir / RECIPE}: for --precision", soft_wrap=True)
 
 

@@ -58,6 +58,8 @@ def tables(
     from sparrow.cli import _show
     from sparrow.core.errors import UserError, require
 
+    if whole is not None and (fit is not None or budget is not None):
+        raise UserError("--whole: writes a checkpoint and does nothing else; leave out --fit and --budget")
     if fit is not None:
         if rows is None or out is None:
             raise UserError(f"--fit: {'--out' if rows else '--rows'} is missing; give --rows N and --out FILE.map")

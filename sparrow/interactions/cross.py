@@ -63,13 +63,12 @@ class _Cross(torch.autograd.Function):
         ctx: Any, x0: Tensor, x: Tensor, ways: Sequence[Way | None], watches: Sequence[Any], *parameters: Tensor
     ) -> Tensor:
         """ways, watches: see `Site.way` and `Site.watch`, of each product."""
-        ctx.watches = watches
-        count = len(ways)
+        ctx.watches, count = watches, len(ways)
         weights, biases = list(parameters[:count]), parameters[count:]
+        ctx.told = parameters[:count] if any(watches) else ()  # as they are before they are rounded
         factors = count // len(biases)
         ctx.ways, ctx.dtypes = ways, [weight.dtype for weight in weights]
-        inputs = []
-        products = []
+        inputs, products = list[Tensor](), list[Tensor]()
         ctx.own = x is x0
         for layer, bias in enumerate(biases):
             product = x
@@ -102,7 +101,7 @@ class _Cross(torch.autograd.Function):
             grad_biases.append(grad_bias)
             for i in reversed(range(layer * factors, (layer + 1) * factors)):
                 if (watch := ctx.watches[i]) is not None:
-                    watch(inputs[i], weights[i], flowing)
+                    watch(inputs[i], ctx.told[i], flowing)
                 grad_weights.append(weight_gradient(flowing, inputs[i], ways[i], ctx.dtypes[i]))
                 if i > layer * factors:
                     flowing = input_gradient(flowing, weights[i], ways[i])

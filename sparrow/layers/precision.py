@@ -141,8 +141,7 @@ def recipe_file(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {odd[0]}: unknown key{suggest(odd[0], ['default', 'sites'])}")
     if not isinstance(sites, dict):
         raise UserError(f"{path}: sites: expected a table, pattern = recipe, got {sites!r}")
-    if default != AUTO:
-        _member(default, f"{path}: default")
+    _member(default, f"{path}: default")
     return {"name": default, "sites": {of: to_dict(_recipe(sites[of], f"{path}: sites.{of!r}")) for of in sites}}
 
 
@@ -179,7 +178,7 @@ _here = _Here()
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Returns a context in which matrix products run in `precision`. Weights, the last product and the loss stay fp32.
 
-    The recipes of its `sites` are the model's, see `sites.put`; without this context they count for nothing.
+    The recipes of its `sites` are the model's, see `put_recipes`; without this context they count for nothing.
     """
     return nullcontext() if precision.is_plain and not _here.is_on else _computing(precision, device)
 

@@ -63,6 +63,7 @@ def watched(model: nn.Module, see: See, rows: int) -> Iterator[None]:
 
 
 Tell = Callable[[Operands], None]
+_SCATTER = 0x9E3779B9  # odd, so that remainders by a power of two take all values in turn
 
 
 def _told(tell: Tell, most: int, x: Tensor, weight: Tensor, grad: Tensor) -> None:
@@ -79,9 +80,12 @@ def _told(tell: Tell, most: int, x: Tensor, weight: Tensor, grad: Tensor) -> Non
 
 
 def _some(x: Tensor, most: int) -> Tensor:
-    """Returns so many rows of a matrix at most, or so many matrices, at equal distances."""
-    step = max(1, len(x) // most)
-    return x.detach()[: step * most : step]
+    """Returns so many rows of a matrix at most, or so many matrices, one of each of as many parts of equal lengths.
+
+    Where rows are features of examples in turn, rows at equal distances could be of one feature alone.
+    """
+    step, at = max(1, len(x) // most), torch.arange(min(len(x), most), device=x.device)
+    return x.detach()[at * step + at * _SCATTER % step]
 
 
 def _of_product(tell: Tell, most: int, site: nn.Module, args: Any, kwargs: dict[str, Any], y: Tensor) -> None:

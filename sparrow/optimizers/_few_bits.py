@@ -45,8 +45,10 @@ class FewBits:
         for place, weight in enumerate(self._all() if self._weights != "fp32" else ()):
             state = self._optimizer.state[weight]
             if self._weights == "split":
-                state[LOW] = (weight.view(torch.int32) & LOW_BITS).to(torch.int16)
-                weight.copy_((weight.view(torch.int32) & HIGH_BITS).view(torch.float32))
+                low = weight.view(torch.int32) & LOW_BITS
+                if LOW not in state or low.any():  # else it is cut, and its low half is there
+                    state[LOW] = low.to(torch.int16)
+                    weight.copy_((weight.view(torch.int32) & HIGH_BITS).view(torch.float32))
             elif self._weights == "bf16":
                 weight.copy_(weight.bfloat16())
             else:

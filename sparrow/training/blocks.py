@@ -80,7 +80,7 @@ class BlockFiles:
         finally:
             for store in self._stores:
                 store.close()
-            for folder in mine:
+            for folder in self.folders:
                 with suppress(OSError):  # it has files that checkpoints need, or another rank's
                     folder.rmdir()
 

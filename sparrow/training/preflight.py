@@ -108,7 +108,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     gradients = sum(2 * 4 * c.dim * min(ids[spec.name], c.rows) for spec in specs for c in spec.components)
     valid = (12 + 8 * len(dataset.schema.labels)) * dataset.rows("valid") // ranks
     loader = dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), ranks=ranks).bytes_ahead()
-    saving = weights + state + max(map(bytes_saving, components), default=0)  # one table after the other
+    saving = weights + state + sum(sorted(map(bytes_saving, components))[-2:])  # one is written, another prepared
     saving += sum(bytes_kept(component, run.checkpoint.keep) for component in components)
     here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": saving}
     here["rows beneath frames"] = max(held(run, specs, grid, Component.beneath_bytes))
@@ -254,6 +254,8 @@ def _without_effect(run: Run, rows: Mapping[str, int]) -> Iterator[str]:
     on_ssd = [name for name, tier in tiers.items() if tier.name == "ssd"]
     if on_ssd and run.ssd is None:
         raise UserError(f"tables.tier: is ssd for {listed(on_ssd)}, and no folder on an SSD is named; give --ssd DIR")
+    if "host" in {tier.name for tier in tiers.values()} and torch.device(run.device).type == "cpu":
+        yield "tables.tier: host memory is all that a CPU has, so that frames are a second copy; leave host out"
     if run.ssd is not None and not on_ssd:
         yield "ssd: no table is on it; name some with --tables.tier.name ssd, or with a plan of `sparrow plan`"
     if not is_on and any(tier != Tier() for tier in tiers.values()):

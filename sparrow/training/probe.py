@@ -20,7 +20,7 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import whole
 from sparrow.distributed import World
 from sparrow.layers.watch import Operands, watched
-from sparrow.numerics.learned import MatrixNormal, Moments
+from sparrow.numerics.learned import BLOCK, MatrixNormal, Moments
 
 FILE = "probe.safetensors"
 FORMAT = "1"
@@ -104,13 +104,14 @@ class Probe:
         self._rows = rows or max(1, min(ROWS, max(FEWEST, batch_size // 32)) // self._world.size)
         self._turn, self._written = 0, -1
         self._weighed: set[str] = set()  # in this snapshot
-        self._varying: set[str] = set()  # sites whose sizes differ between batches
+        self._varying: set[str] = set()  # sites whose sizes differ between batches, or are too large
 
     def at(self, step: int) -> AbstractContextManager[object]:
         """Returns a context for a step of training. step: its number, from 0."""
         if self._model is None or step % self._every != self._every - 1:
             return nullcontext()
-        self._turn, self._weighed = step // self._every, set()
+        if (turn := step // self._every) != self._turn:  # else it is another part of an accumulated batch
+            self._turn, self._weighed = turn, set()
         return watched(self._model, self.see, self._rows)
 
     def see(self, name: str, of: Operands) -> None:
@@ -121,6 +122,9 @@ class Probe:
         if not (x.isfinite().all() and grad.isfinite().all()):
             return
         columns = (x.shape[1], grad.shape[1])
+        if of.of_examples and max(columns) > BLOCK:  # its covariances would take more memory than the model
+            self._varying.add(name)
+            return
         if name not in self.found:
             self.found[name] = Learned.empty(shape, columns)
         mine = self.found[name]

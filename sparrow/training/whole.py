@@ -36,6 +36,7 @@ def make_whole(run_dir: Path, which: str, told: Progress) -> list[str]:
             said = [f"{saved.path}: it has all rows now, {gb(whole.make_whole(saved, told))}, and needs no other file"]
         else:
             said = [f"{saved.path}: it had all rows already"]
+            whole.tidy(saved.path, saved.files)
         with BlockFiles(World(), run, dir, []).opened():
             pass  # this removes files
         left = []

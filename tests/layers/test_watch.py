@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sparrow.interactions import CrossNet, DotInteraction
 from sparrow.layers import MLP, Attention, Head, Linear, Matmul, NumericEmbedding, Product, drawing, named_sites
-from sparrow.layers.watch import Operands, watched
+from sparrow.layers.watch import Operands, _some, watched
 from sparrow.models import autoint, blend, dcnv2, dlrm, finalmlp, wukong
 from tests.models.test_models import batch, build, learn
 
@@ -71,7 +71,8 @@ def test_some_rows_are_told_of_many() -> None:
         with torch.no_grad():
             layer(x)
     assert len(seen) == 1
-    assert torch.equal(seen[0].x, x[::100])
+    for told, hundred in zip(seen[0].x, x.split(100), strict=True):
+        assert (told == hundred).all(1).any(), "one of each hundred"
     assert seen[0].rows == 1000
 
 
@@ -123,4 +124,13 @@ def test_products_of_two_activations_are_told_example_by_example(causal: bool) -
     assert bool((mixed.x.triu(1) == 0).all()) == causal
     with watched(model, lambda name, of: seen.__setitem__(name, of), rows=4):
         (model["dots"](x).sum() + model["attention"](q, k, v).sum()).backward()
-    assert torch.equal(seen["dots"].x, x[:8:2]) and len(seen["attention.mixed"].grad) == 4
+    assert torch.equal(seen["dots"].x, x[[0, 3, 4, 7]])  # one of each two and len(seen["attention.mixed"].grad) == 4
+
+
+@pytest.mark.parametrize(("features", "most", "batch"), [(16, 128, 4096), (26, 64, 1024), (2, 32, 256), (4, 128, 100)])
+def test_rows_of_all_features_are_told(features: int, most: int, batch: int) -> None:
+    """Where rows are the features of examples in turn: rows at equal distances would be of one feature alone."""
+    feature_N = torch.arange(batch * features) % features
+    told_N = _some(feature_N[:, None], most)[:, 0]
+    counts = told_N.bincount(minlength=features)
+    assert len(told_N) == most and counts.min() >= 1 and counts.max() <= 3 * most // features

@@ -97,3 +97,18 @@ def test_draws_depend_on_seed_place_and_step() -> None:
     first, again, other = drawn(0), drawn(0), drawn(1)
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], other[0])
+
+
+def test_split_weights_that_are_settled_twice_keep_both_halves() -> None:
+    """A run settles when it is made and when it begins, and somebody may have written a weight meanwhile."""
+    ours, whole = weights(), weights()
+    few = FewBits(optimizer := sgd.Config().build(ours), "split", 0)
+    with torch.no_grad():
+        for of in (ours[0], whole[0]):
+            of[0] += 0.1
+    few.settle()
+    for weight, expected in zip(ours, whole, strict=True):
+        low = optimizer.state[weight]["low"].to(torch.int32) & 0xFFFF
+        assert not (bits(weight) & 0xFFFF).any()
+        if weight is not ours[0]:
+            assert torch.equal(bits(weight) | low, bits(expected))

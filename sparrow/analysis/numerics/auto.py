@@ -49,6 +49,8 @@ def settled(run: Run, *, resume: bool, overwrite: bool, listener: Listener | Non
     """
     if run.precision.name != AUTO:
         return run
+    if run.precision.sites:
+        raise UserError("precision.sites: 'auto' chooses for all products; leave out sites, or name another precision")
     ranks = Ranks(run)
     listen = listener if listener and ranks.leads else (lambda event, values: None)
     kept = Path(run.run_dir) / FILE

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparrow.analysis.bits.search import Choice, Found, Part, Scores, search
 from sparrow.analysis.judge import Judge
-from sparrow.analysis.numerics.measure import PASSES, Site, compared, drawn, factors, told
+from sparrow.analysis.numerics.measure import PASSES, Site, compared, drawn, errors, factors, told
 from sparrow.core.config import to_dict, write_toml
 from sparrow.core.progress import Progress
 from sparrow.layers import Precision
@@ -95,12 +95,20 @@ def verdicts(sites: Sequence[Site], run: Run, progress: Progress) -> dict[str, l
             absent = missing | {name: "its units do not take these sizes" for name in there if name not in fitting}
             with threads(run.threads):
                 taken = milliseconds(whole, which, fitting)
-            of = {name: one.PRECISION for name, one in fitting.items()}
-            errors = [compared(which, operands, list(of.values())) for operands in inputs]
-            mere = {name: max(one[precision][0].mere for one in errors) for name, precision in of.items()}
-            found[site.name].append(judged(taken, mere, absent))
+            mere = {name: [_mere(one, which, of, device) for of in inputs] for name, one in fitting.items()}
+            worst = {name: float(torch.tensor(each).max()) for name, each in mere.items()}  # of NaN, NaN
+            found[site.name].append(judged(taken, worst, absent))
     progress("candidates timed", len(low), len(low))
     return found
+
+
+def _mere(one: Candidate, which: str, operands: Operands, device: torch.device) -> float:
+    """Returns the error of what a candidate computes; of its recipe where its units do not take so few rows."""
+    a, b = factors(which, operands)
+    if not one.takes(a, b):
+        return compared(which, operands, [one.PRECISION])[one.PRECISION][0].mere
+    out = one.multiply(a.to(device), b.to(device)).to(a.device)
+    return errors(out, a.double() @ b.double()).mere
 
 
 @contextmanager
@@ -120,6 +128,8 @@ def _whole(site: Site, batch_size: int, device: torch.device) -> Operands:
     if weight.dim() == 2:
         rows = max(1, round(site.each * batch_size))
         x, grad = (of[torch.arange(rows) % len(of)] for of in (x, grad))
+    else:  # an example at a time
+        x, weight, grad = (of[torch.arange(batch_size) % len(of)] for of in (x, weight, grad))
     return Operands(x.to(device), weight.to(device), grad.to(device), len(x))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,8 @@ class Numerics:
     def mere(self, site: str, which: str, precision: str) -> float:
         """Returns the larger one of the errors under real and under learned inputs."""
         keys = [(site, which, inputs, precision) for inputs in (REAL, LEARNED)]
-        return max(self.errors[key][0].mere for key in keys if key in self.errors)
+        each = [self.errors[key][0].mere for key in keys if key in self.errors]
+        return math.nan if any(map(math.isnan, each)) else max(each)
 
     def narrowest(self, site: str) -> str:
         """Returns the precision of fewest bits in which no pass errs too much and NE is shown to keep to the budget."""

@@ -32,7 +32,7 @@ def page_of(done: Numerics, recipe: str) -> str:
         (f"{done.ne:.4f}", "NE as the run is"),
         (f"{len(done.sites)}", "products with a name"),
         (f"{low} of {3 * len(done.verdicts)}", "passes that are faster in fewer bits here"),
-        ("0" if done.rise is None else f"{100 * done.rise.value:+.4f} %", "rise of NE by the recipe"),
+        ("0" if done.rise is None else f"{100 * done.rise.value:+.4f} %", "rise of NE by the recipe, over fp32"),
     ]
     sections = [
         ("What this stands on", "".join(elements.text(note) for note in done.notes) + _unseen(done)),

@@ -314,7 +314,7 @@ class SsdStore(nn.Module):
         """
         self.arrive()
         map, rows_Q, fields_Q = self._blocks.snapshot()
-        self._is_needless = False
+        self._is_needless = False  # from now on: an end between here and `keep_only` may leave a checkpoint of it
         self._maps.append(map.places_K)
         waiting_W = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
         fields_W = {name: of[waiting_W] for name, of in fields_Q.items()}

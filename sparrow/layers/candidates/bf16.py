@@ -9,10 +9,14 @@ from torch import Tensor
 
 PRECISION = "bf16"
 NEVER = ""
+OLDEST = (8, 0)  # compute capability
 
 
 def missing(device: torch.device) -> str:
     """See the package. Without units a bf16 product takes several times as long as one of fp32."""
+    if device.type == "cuda":
+        found = torch.cuda.get_device_capability(device)
+        return "" if found >= OLDEST else f"this GPU has compute capability {found[0]}.{found[1]}, 8.0 has bf16 units"
     if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
         return ""
     has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
