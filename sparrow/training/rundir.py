@@ -26,7 +26,7 @@ from sparrow.trained.run import Run
 
 MADE = (
     *("log.jsonl", "results.json", "curves.png", "profile.json", "trace.json.gz", "report.html"),
-    *("probe.safetensors", "numerics.html", "numerics.json", "recipe.toml", "auto.toml"),
+    *("probe.safetensors", "numerics.html", "numerics.json", "recipe.toml"),
 )
 LOCK = ".lock"
 
