@@ -91,6 +91,8 @@ def test_an_end_at_any_moment_leaves_it_whole(
         assert bool(last(tmp_path).block_files) == (name != "rmtree")
     assert make_whole(tmp_path, "last") == 0
     check(tmp_path, in_memory)
+    saved = last(tmp_path)
+    assert {path.name for path in saved.path.iterdir()} == {*saved.files, "manifest.json"}, "something is left over"
 
 
 def test_what_is_refused(
