@@ -261,7 +261,7 @@ def standin() -> Iterator[StandIn]:
         warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True to a scalar")
         for name, value in {
             "is_available": lambda: True, "device_count": lambda: 1, "is_bf16_supported": lambda *_: True,
-            "mem_get_info": lambda *_: (1 << 36, 1 << 36),
+            "get_device_capability": lambda *_: (8, 0), "mem_get_info": lambda *_: (1 << 36, 1 << 36),
             "Stream": _Stream, "stream": on, "current_stream": lambda *_: device.stream, "_lazy_init": lambda: None,
             "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8), "set_rng_state": lambda *_: None,
         }.items():  # fmt: skip

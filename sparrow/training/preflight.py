@@ -432,8 +432,8 @@ def _free_device(run: Run) -> float:
     return float(torch.cuda.mem_get_info(torch.device(run.device))[0])
 
 
-class _Shapes(TorchFunctionMode):
-    """What initial values are made with, for tensors that have none: torch would import its compiler, 3 s and 70 MB."""
+class Shapes(TorchFunctionMode):
+    """What first values are made with, for tensors that have none: torch would import its compiler, 3 s and 70 MB."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.__name__, kwargs or {}
@@ -448,7 +448,7 @@ def _sizes(run: Run, schema: Schema) -> tuple[list[TableSpec], tuple[int, int]]:
     """Returns what the model's tables are, and the bytes of the dense weights and of their optimizer."""
     with torch.random.fork_rng(devices=[]), within_memory("cpu"):
         try:
-            with torch.device("meta"), _Shapes(), unallocated():
+            with torch.device("meta"), Shapes(), unallocated():
                 model: Any = untrained(run, schema)
         except (RuntimeError, TypeError):  # a model that computes with its first weights
             with unallocated():

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sparrow.embeddings import Direct, Hashed, LogTable, Numbering, TableChoices, TableSpec
+from sparrow.embeddings import Addressing, Direct, Hashed, LogTable, Numbering, TableChoices, TableSpec
 from sparrow.embeddings.addressing import mixed_dimension
 from sparrow.embeddings.choices import Override
 from sparrow.features.schema import Schema
 from sparrow.trained.run import Run
+from sparrow.training.preflight import Shapes
 
 Purpose = Literal["train", "serve"]
 How = Literal["kept", "rebuilt", "trained"]
@@ -37,6 +38,15 @@ FACTORS: tuple[dict[str, Any], ...] = (
 FACTORS_OF_HASHES = tuple({**factors, "fold": True} for factors in FACTORS[:-1])  # which have no bucket for a path
 MOST_MAPPED = 1_000_000  # ids: a map of more takes minutes to fit
 LEAST_ROWS = 3  # a row for a missing id, one for unknown ids, and one that others share
+
+
+def _combine_sizes(addressing: Addressing, dim: int) -> list[int]:
+    """Returns the bytes of each dense weight of an addressing."""
+    if isinstance(addressing, mixed_dimension.MixedDimension):  # whose weights do not depend on the rows
+        return [4 * d * dim for d in addressing.dims if d != dim]
+    with torch.device("meta"), Shapes():
+        module = addressing.combine(dim)
+    return [] if module is None else [p.nbytes for p in module.parameters()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +72,7 @@ class Bytes:
         """Returns the bytes of a table. dense: see `sparrow.training.preflight.dense_state`."""
         parts = spec.components
         weights, ids = sum(part.bytes_values for part in parts), sum(part.bytes_ids for part in parts)
-        with torch.device("meta"):
-            module = spec.addressing.combine(spec.dim)
-        sizes = [p.nbytes for p in module.parameters()] if module is not None else []
+        sizes = _combine_sizes(spec.addressing, spec.dim)
         each, few = dense
         return cls(
             weights=weights,
