@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import os
 import statistics
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -64,6 +65,30 @@ def pause(side: Side, directory: Path, step: int) -> tuple[float, int]:
     return time.perf_counter() - start, sum(path.stat().st_size for path in made.iterdir())
 
 
+def background(side: Side, directory: Path, step: int) -> tuple[float, float]:
+    """Write a checkpoint beside training, as the loop does with `checkpoint.background`.
+
+    Returns the seconds that training waits, and those that it loses by all of it, beside as many steps alone.
+    """
+    (store,) = side.stores
+    alone = side.steps(STEPS)[0] / STEPS
+    start = time.perf_counter()
+    saved = [part.copied() for of in side.tables for part in of.saved()]
+    parts = {"dense": {name: of.clone() for name, of in side.model.state_dict().items()}}
+    kwargs: dict[str, Any] = {"identity": {}, "state": {}, "parts": parts, "chunks": saved, "keep": KEEP}
+    writer = threading.Thread(target=checkpoint.save, args=(directory, step), kwargs=kwargs)
+    writer.start()
+    waited, trained, made = time.perf_counter() - start, 0.0, 0
+    while writer.is_alive():
+        trained += side.steps(1)[0]  # without the time in which its batch is made
+        made += 1
+    writer.join()
+    last = time.perf_counter()
+    store.keep_only(checkpoint.steps(directory), step)
+    waited += time.perf_counter() - last
+    return waited, waited + trained - made * alone
+
+
 def plain(path: Path, data: memoryview, flags: int) -> float:
     """Returns the seconds in which a file of these bytes is written, from its beginning to its end, and synced.
 
@@ -100,7 +125,7 @@ def run(folder: Path, quick: bool) -> None:
     side, directory = Side(case, folder), folder / "checkpoints"
     store = filled_file(case, folder).under(side)
     store.folder, store.has_name = folder, True
-    taken, size = [], 0
+    taken, beside, size = [], [], 0
     for turn in range(turns + KEEP):  # from then on each checkpoint removes one
         side.steps(STEPS)
         data, before = random_bytes(size), 0.0
@@ -109,11 +134,13 @@ def run(folder: Path, quick: bool) -> None:
             os.sync()
             time.sleep(0.3)  # the disk discards what was removed
             if one == "own":
-                own, size = pause(side, directory, turn)
+                own, size = pause(side, directory, 2 * turn)
             else:
                 before = min(plain(folder / "plain", data, flags) for flags in (0, getattr(os, "O_DIRECT", 0)))
         if turn >= KEEP:
             taken.append((own, before))
+            beside.append([seconds / before for seconds in background(side, directory, 2 * turn + 1)])
+    pause(side, directory, 2 * (turns + KEEP))
     check(side, directory, folder)
     low, middle, high = statistics.quantiles([own / other for own, other in taken], n=4)
     of_medians = statistics.median(own for own, _ in taken) / statistics.median(other for _, other in taken)
@@ -124,5 +151,8 @@ def run(folder: Path, quick: bool) -> None:
         f"ratio of turns {middle:.2f} ({low:.2f} to {high:.2f}), of medians {of_medians:.2f}; "
         f"load {os.getloadavg()[0]:.1f}"
     )
+    waits, loses = (statistics.quantiles(of, n=4) for of in zip(*beside, strict=True))
+    for what, (few, half, most) in (("waits", waits), ("loses in all", loses)):
+        print(f"written in the background: training {what} {half:.2f} ({few:.2f} to {most:.2f}) of a plain write")
     met = "met" if middle <= 1.5 else "missed"
     print(f"TARGET pause over a plain write of its bytes: {middle:.2f} (goal 1.5) {met}")

@@ -4,7 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparrow.serving import Scorer, load
+from sparrow.serving.service import versions
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.versions import Cost
@@ -147,11 +149,17 @@ def test_who_would_wait_too_long_is_refused_at_once(
     assert "deadline: 1 requests wait, which take 8000 ms; try again later" in got[2].json["error"]
 
 
-def test_large_requests_do_not_wait_for_each_other(service: Service) -> None:
+def test_large_requests_do_not_wait_for_each_other(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
     cost = Cost(fixed_s=300e-6, candidate_s=5e-6)
     assert cost.is_worth(500) and not cost.is_worth(1000)
-    cost = service.version.cost
-    assert cost.is_worth(1) and not cost.is_worth(100_000)
+    now, stalls = [0.0], iter([1.0, 0.5, 0.5, 0.0] * 100)  # seconds; three of four tries are stalled
+
+    def score(asked: dict[str, list[Any]]) -> None:
+        now[0] += cost(len(next(iter(asked.values())))) + next(stalls)
+
+    monkeypatch.setattr(versions, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    found = versions._warmed(cast(Scorer, SimpleNamespace(folder=scorer.folder, encoder=scorer.encoder, score=score)))
+    assert [found.fixed_s, found.candidate_s] == pytest.approx([cost.fixed_s, cost.candidate_s], rel=1e-6)
 
 
 def test_a_request_past_its_deadline_is_not_scored(
