@@ -52,15 +52,19 @@ class Tier:
 
     fraction: of the rows that have a frame at a time; by default a tenth, and 65,536 rows at least. A quarter as many
     frames stand by, for rows of batches under way whose places are taken. Or bytes: of all frames together. policy:
-    which row gives way, the one used least recently (lru) or least often (lfu, a byte a row more).
+    which row gives way, the one used least recently (lru) or least often (lfu, a byte a row more). beneath: where rows
+    are that the host has no frame for, an "ssd"; by default it has all.
     """
 
     name: Literal["memory", "host", "ssd"] = "memory"
     fraction: float = 0.0
     bytes: int = 0
     policy: Literal["lru", "lfu"] = "lru"
+    beneath: Tier | None = None
 
     def __post_init__(self) -> None:
+        if self.beneath and (self.name, self.beneath.name) != ("host", "ssd"):
+            raise UserError(f"beneath: {self.name} over {self.beneath.name}; only host has an ssd beneath it")
         require(least=0, most=1, fraction=self.fraction)
         require(least=0, bytes=self.bytes)
         if self.fraction and self.bytes:
@@ -70,6 +74,11 @@ class Tier:
     def is_on(self) -> bool:
         """Whether only some rows have frames."""
         return self.name != "memory"
+
+    @property
+    def is_on_ssd(self) -> bool:
+        """Whether some rows are on an SSD alone."""
+        return "ssd" in (self.name, self.beneath and self.beneath.name)
 
 
 State = Literal["fp32", "bf16"]
@@ -143,6 +152,11 @@ class Component:
         """Bytes of a row record."""
         return sum(field.bytes_row for field in self.fields.values())
 
+    @property
+    def beneath(self) -> Component | None:
+        """The same rows as an SSD beneath the host has them, or None."""
+        return replace(self, tier=self.tier.beneath) if self.tier.beneath else None
+
     @cached_property
     def in_frames(self) -> Component:
         """The same rows as frames of a cache hold them."""
@@ -188,6 +202,8 @@ class Component:
 
     def beneath_bytes(self, rows: int, dim: int) -> int:
         """Returns the bytes of the host for a part of the rows, where those beneath frames of a device are there."""
+        if self.beneath:
+            return self.beneath.tier_bytes(rows, dim)
         return rows * (1 + sum(field.bytes_row for field in self.fields_of(dim).values())) * (self.tier.name == "host")
 
     def tier_queue(self, rows: int) -> int:

@@ -43,13 +43,14 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     Raises:
         UserError: names the folder, what is wrong with it or lacks on its disk, and the remedy.
     """
-    on_ssd = [component for component in components if component.tier.name == "ssd"]
+    on_ssd = [component for component in components if component.tier.is_on_ssd]
+    named = [] if run.checkpoint.whole else [component for component in on_ssd if component.tier.name == "ssd"]
     if not on_ssd or run.ssd is None:
         return
     whole, background = run.checkpoint.whole, run.checkpoint.background
-    if whole and background:
+    if len(named) < len(on_ssd) and background:
         why = "checkpoints with all rows of tables on an SSD are not written in the background"
-        raise UserError(f"checkpoint.background: {why}; leave it out, or checkpoint.whole")
+        raise UserError(f"checkpoint.background: {why}; leave it out, or checkpoint.whole, or beneath")
     batch = dataset.first(min(256, run.data.batch_size))
     ids = batch.ids.values_N.numel() / max(batch.batch_size, 1)
     epoch = math.ceil(dataset.rows("train") / run.data.batch_size)
@@ -57,9 +58,9 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     between = min(run.checkpoint.every or steps, steps) * run.loop.accumulate * run.data.batch_size
     kept = run.checkpoint.keep + 2 + background  # the best too, and the one that is written
     blocks = sum(_bytes_blocks(component, ids * dataset.rows("train") / hosts, hosts) for component in on_ssd)
-    if not whole:
-        changed = sum(_bytes_blocks(component, ids * between / hosts, hosts) for component in on_ssd)
-        blocks += min(blocks, changed) * (kept - 1) + blocks
+    changed = sum(_bytes_blocks(component, ids * between / hosts, hosts) for component in named)
+    once = sum(_bytes_blocks(component, ids * dataset.rows("train") / hosts, hosts) for component in named)
+    blocks += min(once, changed) * (kept - 1) + once
     kept *= sum(_bytes_saved(component, whole) for component in components)
     place, ssd = Path(run.run_dir), Path(run.ssd)
     mine = [path for folder in folders_of(place) if folder.parent == ssd.resolve() for path in folder.glob("*")]

@@ -50,15 +50,15 @@ def new_store(component: Component, rows: int, dim: int) -> RowStore:
     folder = chosen_folder() or Folder()
     if not (component.tier.is_on and rows):
         beneath = MemoryStore(component, rows, dim)
-    elif component.tier.name == "host":
-        check(component, chosen_device())
-        beneath = HostStore(component, rows, dim, folder.window)
-    elif folder.path is None:
+    elif component.tier.is_on_ssd and folder.path is None:
         told = "tables.tier is ssd, and no folder is named; make the tables within `on_ssd`"
         raise UserError(f"table {component.name!r}: {told}")
     else:
         check(component, chosen_device())
-        beneath = SsdStore(component, rows, dim, replace(folder, path=made_folder(folder.path)))
+        if component.tier.is_on_ssd:
+            folder = replace(folder, path=made_folder(folder.path))
+        kind = HostStore if component.tier.name == "host" else SsdStore
+        beneath = kind(component, rows, dim, folder)
     return CachedStore(component, rows, dim, beneath) if component.cache.is_on and rows else beneath
 
 

@@ -1,8 +1,9 @@
-"""`HostStore`: rows in the memory of the host, of which some are in frames on a device."""
+"""`HostStore`: rows in the memory of the host, or on an SSD beneath it, of which some are in frames on a device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.saved import Saved, put_into
+from sparrow.embeddings.tiers.saved import First, Saved, put_into
 from sparrow.embeddings.tiers.ssd import SsdStore
-from sparrow.embeddings.tiers.store import Folder
+from sparrow.embeddings.tiers.store import Folder, rows_on
 from sparrow.kernels.formats import Field
 
 
@@ -24,16 +25,22 @@ class HostStore(SsdStore):
     never run on a GPU.
 
     Args:
-        component: whose rows these are. Its tier says how many frames there are.
+        component: whose rows these are. Its tier says how many frames there are, and what is beneath the host.
         rows: how many of its rows are here.
         dim: how many of its dimensions are here.
-        window: rows of so many last batches never leave their frames.
+        folder: where the file is of an SSD beneath the host. It is there.
     """
 
-    def __init__(self, component: Component, rows: int, dim: int, window: int = 5) -> None:
-        super().__init__(component, rows, dim, Folder(path=Path(), window=window))
-        self._records = HostRows(self._fields, rows)
-        for name, of in {**self._records.held, "was_put": self._records.was_put_R}.items():
+    def __init__(self, component: Component, rows: int, dim: int, folder: Folder) -> None:
+        super().__init__(component, rows, dim, replace(folder, path=Path()))
+        self._records: HostRows | SsdRows
+        if beneath := component.beneath:
+            with rows_on("cpu"):
+                store = SsdStore(beneath, rows, dim, folder)
+            self._records = SsdRows(store, self._first)
+        else:
+            self._records = HostRows(self._fields, rows)
+        for name, of in self._records.buffers.items():
             self.register_buffer(f"host_{name}", of, persistent=False)  # they stay when frames move
         self._numbers_F: Tensor | None = None  # on a device that is not the host
 
@@ -54,6 +61,10 @@ class HostStore(SsdStore):
         """Returns False: rows of a checkpoint are written here."""
         return False
 
+    def close(self) -> None:
+        """Do what `SsdStore.close` does."""
+        self._records.close()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HostStore:
         for name, of in self._held.items():
             self._buffers[f"frame_{name}"] = fn(of)
@@ -72,6 +83,10 @@ class HostStore(SsdStore):
     def _frames_of(self, rows_N: Tensor) -> Tensor:
         return super()._frames_of(rows_N.cpu()).to(rows_N.device)
 
+    def _read_into(self, rows_U: Tensor, frames_U: Tensor, batch: int) -> None:
+        self._records.expect(rows_U)
+        super()._read_into(rows_U, frames_U, batch)
+
 
 class HostRows:
     """Row records in memory, with the methods of `Blocks` that frames need. Nothing is under way here.
@@ -86,6 +101,17 @@ class HostRows:
         self.was_put_R = torch.zeros(rows, dtype=torch.bool)
         self.counters: dict[str, int] = {}
 
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """What has the memory."""
+        return {**self.held, "was_put": self.was_put_R}
+
+    def expect(self, rows_U: Tensor) -> None:
+        """Do nothing: all rows are here. rows_U: those that a batch of training is about to fetch."""
+
+    def close(self) -> None:
+        """Do nothing: there is no file."""
+
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Tensor:
         """Copy some rows. Returns what `wait` takes, as `Blocks.fetch` does."""
         put_into(into, at_U, {name: of[rows_U] for name, of in self.held.items()})
@@ -99,3 +125,53 @@ class HostRows:
         """Take whole records. rows_U: int64 [U], each once."""
         put_into(self.held, rows_U, fields)
         self.was_put_R[rows_U] = True
+
+
+class SsdRows:
+    """Row records on an SSD, with frames for some in memory, as what is beneath frames on a device.
+
+    A row that a batch of training needs on the device gets a frame here too. There it is read from, and there it is put
+    when it leaves the device, while it has that frame.
+
+    Args:
+        store: has the frames and the file.
+        first: see `SsdStore`.
+    """
+
+    def __init__(self, store: SsdStore, first: First) -> None:
+        self.store, store.first = store, first
+        self.batch = 0  # each time that rows are expected
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """What has the memory."""
+        return dict(self.store.named_buffers())
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """See `SsdStore.counters`; of different rows, those that the device had no frame for."""
+        return self.store.counters
+
+    def expect(self, rows_U: Tensor) -> None:
+        """Begin to read rows that a batch of training is about to fetch."""
+        if len(rows_U):
+            self.batch += 1
+            self.store.fetch(rows_U, self.batch, self.batch - 1)
+
+    def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> tuple[Tensor, Mapping[str, Tensor], Tensor]:
+        """Returns what `wait` takes."""
+        return rows_U, into, at_U
+
+    def wait(self, asked: tuple[Tensor, Mapping[str, Tensor], Tensor]) -> Tensor:
+        """Copy some rows. Returns which of them lack their first values, bool [U]: none does."""
+        rows_U, into, at_U = asked
+        put_into(into, at_U, self.store.read(rows_U))
+        return torch.zeros(len(rows_U), dtype=torch.bool)
+
+    def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
+        """Take whole records. rows_U: int64 [U], each once."""
+        self.store.put(rows_U, {name: of.cpu() for name, of in fields.items()})
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.store.close()

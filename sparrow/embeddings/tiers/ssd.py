@@ -278,6 +278,13 @@ class SsdStore(nn.Module):
             kinds = {name: field.dtype for name, field in self._fields.items()}
             self._put(rows_U[puts_U], {name: of[puts_U].to(kinds[name]) for name, of in new.items()})
 
+    def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
+        """Take whole records of rows of which none is under way to a frame. rows_U: int64 [U], each once."""
+        frames_U = self._frames_of(rows_U)
+        is_in_U = frames_U >= 0
+        put_into(self._held, frames_U[is_in_U], {name: of[is_in_U] for name, of in fields.items()})
+        self._put(rows_U[~is_in_U], {name: of[~is_in_U] for name, of in fields.items()})
+
     @property
     def counters(self) -> dict[str, int]:
         """What was read and written so far, see `Blocks.counters`, and different rows of batches."""

@@ -36,7 +36,8 @@ from sparrow.embeddings import (
 from sparrow.embeddings.addressing import dynamic, quotient_remainder
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache, Tier
-from sparrow.embeddings.tiers import CachedStore, Saved, SsdStore, ssd, ssd_of
+from sparrow.embeddings.tiers import CachedStore, HostStore, Saved, SsdStore, ssd, ssd_of
+from sparrow.embeddings.tiers.host import SsdRows
 from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import bf16, fp16, fp32, int4, int8, mxfp8, split_bf16
@@ -81,10 +82,15 @@ def tables_of(
     cache: Cache | None = None,
     host: bool = False,
 ) -> EmbeddingTables:
-    """Tables in memory, on an SSD where there is a folder, or beneath frames of a device that is the host itself."""
+    """Tables in memory, on an SSD where there is a folder, or beneath frames of a device that is the host itself.
+
+    host: with a folder an SSD is beneath that.
+    """
+    on = tier if folder else Tier()
+    on = replace(tier, name="host", beneath=tier if folder else None) if host else on
     spec = TableSpec(
         name="t", dim=DIM, addressing=addressing or Direct(ROWS), format=format or fp32.Config(), init_scale=1.0,
-        rule=of or RULES["rowwise_adagrad"], tier=replace(tier, name="host") if host else tier if folder else Tier(),
+        rule=of or RULES["rowwise_adagrad"], tier=on,
         state=state, cache=cache or Cache(),
     )  # fmt: skip
     features = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean")]
@@ -161,7 +167,7 @@ def test_the_bits_are_those_of_memory(tmp_path: Path, format: str, name: str, mo
     plain = make()
     size = 150 * (plain.record("t").component.bytes_row + 8)
     tiers = [SMALL, LFU, Tier(name="ssd", fraction=1.0), Tier(name="ssd", bytes=size), Tier(name="ssd", bytes=1)]
-    made = [*(make(tmp_path, tier) for tier in tiers), make(host=True)]
+    made = [*(make(tmp_path, tier) for tier in tiers), make(host=True), make(tmp_path, host=True)]
     for seed in range(40):
         want = step(plain, seed)
         for tables in made:
@@ -171,7 +177,10 @@ def test_the_bits_are_those_of_memory(tmp_path: Path, format: str, name: str, mo
             assert all(torch.equal(evaluated(tables, seed), want) for tables in made)
     for tables in made:
         assert_equal(plain, tables)
-    assert [store.left > 20 for tables in made for store in stores_of(tables)] == [True, True, False, True, True, True]
+    *_, over_ssd = stores = [store for tables in made for store in stores_of(tables)]
+    assert [store.left > 20 for store in stores] == [True, True, False, True, True, True, True]
+    assert isinstance(over_ssd, HostStore) and isinstance(over_ssd._records, SsdRows)
+    assert over_ssd._records.store.left > 20 and over_ssd.counters["blocks_read"] > 20
 
 
 @pytest.mark.parametrize("tier", [replace(SMALL, fraction=0.25), LFU])

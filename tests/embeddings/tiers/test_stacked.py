@@ -65,7 +65,7 @@ def test_the_bits_are_those_of_memory(
     brought = counted(monkeypatch)
     make: Any = partial(tables_of, format=FORMATS[format], cache=CACHES[cache], mode=mode, state="bf16", window=5)
     plain, made, batches = make(), [make(tmp_path, SMALL) for _ in range(5)], [batch(seed) for seed in range(60)]
-    made.append(make(tier=SMALL, host=True))
+    made += [make(tier=SMALL, host=True), make(tmp_path, SMALL, host=True)]
     for n, ids in enumerate(batches):
         seen = []
         for depth, tables in [(0, plain), *enumerate(made)]:
