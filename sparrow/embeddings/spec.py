@@ -152,11 +152,6 @@ class Component:
         """Bytes of a row record."""
         return sum(field.bytes_row for field in self.fields.values())
 
-    @property
-    def beneath(self) -> Component | None:
-        """The same rows as an SSD beneath the host has them, or None."""
-        return replace(self, tier=self.tier.beneath) if self.tier.beneath else None
-
     @cached_property
     def in_frames(self) -> Component:
         """The same rows as frames of a cache hold them."""
@@ -202,8 +197,8 @@ class Component:
 
     def beneath_bytes(self, rows: int, dim: int) -> int:
         """Returns the bytes of the host for a part of the rows, where those beneath frames of a device are there."""
-        if self.beneath:
-            return self.beneath.tier_bytes(rows, dim)
+        if self.tier.beneath:
+            return replace(self, tier=self.tier.beneath).tier_bytes(rows, dim)
         return rows * (1 + sum(field.bytes_row for field in self.fields_of(dim).values())) * (self.tier.name == "host")
 
     def tier_queue(self, rows: int) -> int:

@@ -60,6 +60,9 @@ def test_a_tier_is_chosen_for_some_tables() -> None:
     for settings, told in (({"fraction": 1.5}, "fraction: 1.5"), ({"fraction": 0.1, "bytes": 9}, "choose one")):
         with pytest.raises(UserError, match=told):
             Tier(name="ssd", **settings)  # type: ignore[arg-type]
+    for name, beneath in (("ssd", "ssd"), ("host", "host"), ("memory", "ssd")):
+        with pytest.raises(UserError, match=f"beneath: {name} over {beneath}; only host has an ssd beneath it"):
+            Tier(name=name, beneath=Tier(name=beneath))  # type: ignore[arg-type]
 
 
 def test_a_table_whose_rows_are_exact_has_no_cache() -> None:

@@ -271,17 +271,25 @@ HOST = {"tables.tier.name": "host", "tables.tier.fraction": 0.2, "loop.ahead": 2
 
 @pytest.mark.parametrize("case", ["stochastic", "accumulated", "cached"])
 def test_rows_of_the_host_beneath_frames(wide: Path, tmp_path: Path, case: str) -> None:
-    """With the CPU as both. A run goes on from there on an SSD, and back, and its rows are read by all."""
+    """With the CPU as both. A run goes on from there on an SSD, and back, and its rows are read by all.
+
+    The host's rows are on an SSD in turn, too.
+    """
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), CASES[case])
     got, left = fit(World(), str(wide), str(tmp_path / "host"), CASES[case] | HOST)
     assert got == want and left > 30
     on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk")}
-    for tier, steps in ((HOST, 11), (on_ssd, 17), (HOST, 23), (on_ssd, 40)):
+    over = HOST | {
+        "tables.tier.beneath.name": "ssd",
+        "tables.tier.beneath.fraction": 0.4,
+        "ssd": str(tmp_path / "disk"),
+    }
+    for tier, steps in ((HOST, 11), (on_ssd, 17), (over, 23), (on_ssd, 30), (over, 40)):
         how = CASES[case] | tier | {"loop.max_steps": min(steps, CASES[case].get("loop.max_steps", 40))}
         got, _ = fit(World(), str(wide), str(tmp_path / "to and fro"), how, resume=steps > 11)
         restored = restore(tmp_path / "to and fro", which="last")
         stores = [ssd_of(record.store) for tables in tables_of(restored.model) for record in tables.all_records()]
-        assert all(isinstance(store, HostStore) == (tier is HOST) for store in stores if store)
+        assert all(isinstance(store, HostStore) == (tier is not on_ssd) for store in stores if store)
     assert {n: of for n, of in got.items() if "progressive" not in n} == {
         n: of for n, of in want.items() if "progressive" not in n
     }

@@ -20,7 +20,7 @@ from sparrow.data.batches.dataset import Dataset
 from sparrow.data.logs.read import table_log
 from sparrow.embeddings import Numbering, TableChoices
 from sparrow.embeddings.spec import Tier
-from sparrow.embeddings.tiers import SsdStore
+from sparrow.embeddings.tiers import HostStore, SsdStore
 from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.kernels.rules import adam, rowwise_adagrad
 from sparrow.layers import Precision
@@ -65,14 +65,17 @@ def test_tables_on_an_ssd_count_with_frames_map_and_queue(prepared: Path, tmp_pa
     (component,) = large.spec("t", 16, Numbering(10**9)).components
     assert 8.0e9 < component.bytes_of(component.rows, 16) < 8.0e9 + 12 * 10**9 / 59 + 2 * (64 << 20)
     assert replace(component, tier=Tier()).bytes_of(component.rows, 16) == 69 * 10**9
-    run = make(prepared, tables=TableChoices(tier=Tier(name="ssd", fraction=0.3)), ssd=str(tmp_path))
-    log = data.open(prepared)
-    built = build(run, log.schema)
-    held = sum(b.nbytes for one in tables_of(built) for r in one.all_records() for b in r.buffers())
-    beside = sum(
-        s.component.tier_queue(s.rows) + 12 * s._blocks.layout.blocks + 4 * s.spare.free for s in _stores(built)
-    )
-    assert preflight.estimate(run, log).host["tables"] == held + beside
+    on_ssd, log = Tier(name="ssd", fraction=0.3), data.open(prepared)
+    for tier in (on_ssd, Tier(name="host", fraction=0.1, beneath=on_ssd)):
+        run = make(prepared, tables=TableChoices(tier=tier), ssd=str(tmp_path))
+        built = build(run, log.schema)
+        held = sum(b.nbytes for one in tables_of(built) for r in one.all_records() for b in r.buffers())
+        held += sum(4 * store.spare.free for store in _stores(built))
+        stores = [s._records.store if isinstance(s, HostStore) else s for s in _stores(built)]  # type: ignore[union-attr]
+        held += sum(4 * store.spare.free for store in stores if tier.beneath)
+        held += sum(s.component.tier_queue(s.rows) + 12 * s._blocks.layout.blocks for s in stores)
+        needs = preflight.estimate(run, log).host
+        assert needs["tables"] + needs.get("rows beneath frames", 0) == held
 
 
 def _stores(model: Any) -> list[SsdStore]:

@@ -133,9 +133,11 @@ def test_a_full_device_is_one_line(away: Any, sessions: str, tmp_path: Path, whe
     assert "\n" not in said
 
 
-def test_rows_of_the_host_beneath_frames(away: Any, sessions: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("beneath", [None, {"name": "ssd", "fraction": 0.5}], ids=["host", "over an SSD"])
+def test_rows_of_the_host_beneath_frames(away: Any, sessions: str, tmp_path: Path, beneath: Any) -> None:
     """Frames are on the device, where nothing is added in another order; who is in which is known on the host."""
     tier = {"tables.tier.name": "host", "tables.tier.fraction": 0.3, "data.batch_size": 20, "loop.max_steps": 12}
+    tier |= {"tables.tier.beneath": beneath, "ssd": str(tmp_path / "disk")} if beneath else {}
     found = away(standin_cases.both, sessions, str(tmp_path), settings(MODELS[1], **tier))
     assert not found["unordered"]
     torch.testing.assert_close(*found["scores"], rtol=1e-4, atol=1e-5)

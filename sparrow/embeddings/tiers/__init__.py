@@ -1,7 +1,7 @@
 """Where rows are kept: a store is a file.
 
 A cache of exact rows stands over rows in memory or on an SSD. Rows on an SSD have frames in memory, and those in the
-memory of a host have frames on a device.
+memory of a host, or on an SSD beneath it, have frames on a device.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def new_store(component: Component, rows: int, dim: int) -> RowStore:
     folder = chosen_folder() or Folder()
     if not (component.tier.is_on and rows):
         beneath = MemoryStore(component, rows, dim)
-    elif component.tier.is_on_ssd and folder.path is None:
-        told = "tables.tier is ssd, and no folder is named; make the tables within `on_ssd`"
-        raise UserError(f"table {component.name!r}: {told}")
     else:
         check(component, chosen_device())
         if component.tier.is_on_ssd:
+            if folder.path is None:
+                told = "tables.tier is ssd, and no folder is named; make the tables within `on_ssd`"
+                raise UserError(f"table {component.name!r}: {told}")
             folder = replace(folder, path=made_folder(folder.path))
         kind = HostStore if component.tier.name == "host" else SsdStore
         beneath = kind(component, rows, dim, folder)

@@ -34,9 +34,9 @@ class HostStore(SsdStore):
     def __init__(self, component: Component, rows: int, dim: int, folder: Folder) -> None:
         super().__init__(component, rows, dim, replace(folder, path=Path()))
         self._records: HostRows | SsdRows
-        if beneath := component.beneath:
+        if beneath := component.tier.beneath:
             with rows_on("cpu"):
-                store = SsdStore(beneath, rows, dim, folder)
+                store = SsdStore(replace(component, tier=beneath), rows, dim, folder)
             self._records = SsdRows(store, self._first)
         else:
             self._records = HostRows(self._fields, rows)
@@ -158,7 +158,9 @@ class SsdRows:
             self.batch += 1
             self.store.fetch(rows_U, self.batch, self.batch - 1)
 
-    def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> tuple[Tensor, Mapping[str, Tensor], Tensor]:
+    def fetch(
+        self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor
+    ) -> tuple[Tensor, Mapping[str, Tensor], Tensor]:
         """Returns what `wait` takes."""
         return rows_U, into, at_U
 
