@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -91,8 +92,10 @@ class Server:
         self, model: Path, *options: str, under: Sequence[str] = (), program: Sequence[str] = ("-m", "sparrow")
     ) -> None:
         command = [sys.executable, *program, "serve", str(model), "--port", "0", "--admin-port", "0", *options]
+        with tempfile.TemporaryFile() as file:  # a pipe would be full one day
+            self._said = os.dup(file.fileno())
         self.process = subprocess.Popen(
-            [*under, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            [*under, *command], stdout=subprocess.PIPE, stderr=self._said, text=True, start_new_session=True
         )
         try:
             assert self.process.stdout is not None
@@ -102,6 +105,11 @@ class Server:
             self.process.kill()
             self.process.communicate()
             raise
+
+    @property
+    def said(self) -> str:
+        """What it has said as errors so far."""
+        return os.pread(self._said, os.fstat(self._said).st_size, 0).decode()
 
     def ask(self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False) -> Got:
         connection = HTTPConnection("127.0.0.1", self.admin if admin else self.port, timeout=60)
@@ -127,8 +135,8 @@ class Server:
     def end(self, sent: int = signal.SIGTERM, group: bool = False) -> tuple[int, str]:
         """Its exit code, and what it said as an error."""
         (os.killpg if group else os.kill)(self.process.pid, sent)
-        said = self.process.communicate(timeout=60)[1]
-        return self.process.returncode, said
+        self.process.communicate(timeout=60)
+        return self.process.returncode, self.said
 
 
 def together(service: Service, requests: list[tuple[str, Any]], taken: list[int] | None = None) -> list[Got]:

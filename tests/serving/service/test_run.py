@@ -39,11 +39,13 @@ from tests.serving.service.test_batcher import assert_scored, request
 def test_a_service_from_its_start_to_its_end(
     started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
 ) -> None:
+    """No table is large enough for its SSD: that is told once of each model, however many workers there are."""
     control, one = tmp_path / "control", request(rows, list(range(20)))
-    server = started(models / "one", "--control", str(control), "--deadline-ms", "60000")
+    flags = ("--ssd", str(tmp_path / "ssd"), "--workers", "2", "--control", str(control), "--deadline-ms", "60000")
+    server = started(models / "one", *flags)
     assert (
         f"version {scorer.folder.digest}" in server.told
-        and "take at most 1,088 MB beside the model (--held-mb)" in server.told
+        and "take at most 2,176 MB beside the model (--held-mb)" in server.told
     )
     assert control.stat().st_mode & 0o777 == 0o600
     assert_scored(server.ask("/rank", one), scorer, one)
@@ -64,7 +66,12 @@ def test_a_service_from_its_start_to_its_end(
     assert_scored(server.ask("/rank", one), two, one)
     code, said = server.end()
     assert code == 0 and not control.exists()
-    done, refused = map(json.loads, said.splitlines())
+    lines = list(map(json.loads, said.splitlines()))
+    unused = r": no table is on --ssd .*/ssd: the largest takes 0\.\d MB, and --ssd-least-mb is 64;"
+    told_of = [line for line in lines if re.search(unused, line["event"])]
+    assert [line["event"].partition(": ")[0] for line in told_of] == [str(models / "one"), str(models / "two")]
+    assert {line["level"] for line in told_of} == {"warning"}
+    done, refused = (line for line in lines if line not in told_of)
     assert done["event"] == f"{models / 'two'}: answers now" and done["before"]["version"] == scorer.folder.digest
     assert (done["level"], done["by"], done["version"]) == ("info", "sparrow swap", two.folder.digest)
     assert (refused["level"], refused["by"]) == ("warning", "sparrow swap")
@@ -91,7 +98,7 @@ def test_what_was_accepted_is_answered_before_the_end(
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_who_asks_at_the_end_is_answered_or_refused(
     started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], workers: int
 ) -> None:
@@ -222,19 +229,3 @@ def test_where_memory_to_share_is_small_workers_divide(
             assert found.ssd.divided(2).cache_mb == (20 if told else 40)
             assert (found.ssd.shared is None) == bool(told)
         assert len(caplog.records) == told
-
-
-@pytest.mark.multi
-def test_a_folder_with_no_table_is_told(started: Callable[..., Server], models: Path, tmp_path: Path) -> None:
-    """Once, however many workers there are, and for the next model again."""
-    control = tmp_path / "control.sock"
-    server = started(models / "one", "--ssd", str(tmp_path / "ssd"), "--workers", "2", "--control", str(control))
-    swap(control, models / "two")
-    code, said = server.end()
-    assert code == 0
-    told = [one for one in map(json.loads, said.splitlines()) if one["level"] == "warning"]
-    assert [one["event"].partition(": ")[0] for one in told] == [str(models / "one"), str(models / "two")]
-    for one in told:
-        assert re.search(
-            r": no table is on --ssd .*/ssd: the largest takes 0\.\d MB, and --ssd-least-mb is 64;", one["event"]
-        )

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ from sparrow.core.errors import UserError
 from sparrow.serving import Scorer, load
 from sparrow.serving.deltas import compact
 from sparrow.serving.export import export
+from sparrow.serving.service import run
+from sparrow.serving.service.app import Service
 from sparrow.serving.service.control import swap
 from sparrow.trained.run import Loop
 from sparrow.training import train
 from tests.runs import small_run
-from tests.serving.service.asking import Server
+from tests.serving.service.asking import Server, ask
 from tests.serving.service.test_batcher import CLOSE, OF_USER, assert_scored, request
 from tests.serving.test_deltas import exported, trained
 
@@ -40,6 +42,61 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc"),
 ]
 PATIENT = ("--deadline-ms", "60000")
+
+
+class Standing(Server):
+    """A service of two workers that stays for many tests, as starting one takes seconds.
+
+    It is started as `sparrow` is by its script, in a folder where another Sparrow and files with names of libraries lie.
+    """
+
+    def __init__(self, models: Path, place: Path) -> None:
+        self.control, self.folder = place / "control", place / "folder"
+        (self.folder / "sparrow").mkdir(parents=True)
+        for name in ("sparrow/__init__", "safetensors", "socket"):
+            (self.folder / f"{name}.py").write_text("raise EOFError('this is no library')\n")
+        lines = ("import sys", "from sparrow.cli import main", "if __name__ == '__main__':", "    sys.exit(main())")
+        (place / "start.py").write_text("\n".join(lines))
+        options = ("--control", str(self.control), "--grpc-port", "0", "--repository", str(models), "--workers", "2")
+        there = ("env", "-C", str(self.folder), f"PYTHONPATH={Path(__file__).parents[3]}")
+        super().__init__(models / "one", *options, *PATIENT, under=there, program=(str(place / "start.py"),))
+
+    def both(self) -> list[int]:
+        """Its workers, when there are two of which each answers while the other one is stopped."""
+        eventually(lambda: len(self.workers()) == 2)
+        for one in (workers := self.workers()):
+            os.kill(one, signal.SIGSTOP)
+            try:
+                assert self.ask("/health/ready").status == 200
+            finally:
+                os.kill(one, signal.SIGCONT)
+        return workers
+
+    def count(self, name: str) -> float:
+        """What its workers, also dead ones, and their supervisor have counted."""
+        return sum(map(float, re.findall(rf"^{re.escape(name)} (\S+)$", self.metrics(), re.MULTILINE)))
+
+
+@pytest.fixture(scope="module")
+def standing(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    """It ends by a signal to all of its processes, as a terminal sends it, and quietly."""
+    server = Standing(models, tmp_path_factory.mktemp("standing"))
+    try:
+        yield server
+        workers, said = server.both(), server.said
+        assert server.end(signal.SIGINT, group=True) == (0, said)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+@pytest.fixture
+def server(standing: Standing, models: Path) -> Standing:
+    """The service that stays, with two workers that answer with `one`."""
+    standing.both()
+    swap(standing.control, models / "one")
+    return standing
 
 
 class Asking:
@@ -82,36 +139,38 @@ def eventually(holds: Callable[[], Any], seconds: float = 60) -> None:
 
 
 def test_models_change_while_two_workers_answer(
-    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
+    server: Standing, models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
 ) -> None:
     """Every answer has the scores of the version that it names. After a swap none is of an older one."""
-    control, one = tmp_path / "control", request(rows, list(range(20)))
-    server = started(models / "one", "--control", str(control), "--workers", "2", *PATIENT)
-    known = [scorer, load(models / "two"), load(models / "one", [models / "delta"])]
+    one, known = (
+        request(rows, list(range(20))),
+        [scorer, load(models / "two"), load(models / "one", [models / "delta"])],
+    )
+    swaps = [f'sparrow_swaps_total{{outcome="{how}"}}' for how in ("done", "refused")]
+    before, lines = [server.count(name) for name in swaps], server.said.count("\n")
     with Asking(server, one, known) as asking:
         for folders in (["two"], ["one"], ["delta"], ["delta"], ["one", "delta"], ["one"], ["two"]):
-            told = swap(control, *(models / name for name in folders))
+            told = swap(server.control, *(models / name for name in folders))
             for _ in range(8):  # whichever worker answers
                 assert server.ask("/rank", one).json["version"] == told["version"]
         for folder, why in ((tmp_path, "not a model folder"), (models / "delta", "follows the model")):
             with pytest.raises(UserError, match=why):
-                swap(control, folder)
+                swap(server.control, folder)
     assert not asking.odd and set(asking.seen) == set(asking.want)
     assert_scored(server.ask("/rank", one), known[1], one)
+    assert [server.count(name) - was for name, was in zip(swaps, before, strict=True)] == [7, 2]
     text = server.metrics()
-    assert 'sparrow_swaps_total{outcome="done"} 7.0' in text and 'sparrow_swaps_total{outcome="refused"} 2.0' in text
     assert f'version="{known[1].folder.digest}"' in text and scorer.folder.digest not in text
-    code, said = server.end()
-    assert code == 0 and len(said.splitlines()) == 9
+    assert server.said.count("\n") - lines == 9
 
 
 def test_a_worker_that_is_killed_starts_again_with_the_model_of_the_others(
-    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], tmp_path: Path
+    server: Standing, models: Path, rows: list[dict[str, Any]]
 ) -> None:
-    control, one, two = tmp_path / "control", request(rows, list(range(20))), load(models / "two")
-    server = started(models / "one", "--control", str(control), "--workers", "2", *PATIENT)
-    swap(control, models / "two")
-    before = server.workers()
+    one, two = request(rows, list(range(20))), load(models / "two")
+    swap(server.control, models / "two")
+    before, asked, said = server.workers(), server.count("sparrow_candidates_count"), len(server.said)
+    deaths = server.count("sparrow_worker_deaths_total")
     assert len(before) == 2
     for number in range(30):
         assert_scored(server.ask("/rank", one), two, one)
@@ -123,20 +182,15 @@ def test_a_worker_that_is_killed_starts_again_with_the_model_of_the_others(
     eventually(lambda: before[1] not in server.workers())
     for _ in range(5):
         assert_scored(server.ask("/rank", one), two, one)
-    assert "sparrow_candidates_count 35.0" in (text := server.metrics())  # of all workers, dead ones too
-    assert "sparrow_worker_deaths_total 2.0" in text
-    code, said = server.end()
-    assert code == 0 and said.count("has died (-9); another one starts") == 2
+    assert server.count("sparrow_candidates_count") - asked == 35  # of all workers, dead ones too
+    eventually(lambda: server.said[said:].count("has died (-9); another one starts") == 2)
+    assert server.count("sparrow_worker_deaths_total") - deaths == 2
 
 
 def test_workers_end_when_their_parent_is_killed(
-    started: Callable[..., Server],
-    models: Path,
-    rows: list[dict[str, Any]],
-    scorer: Scorer,
-    tmp_path: Path,
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """What it could not remove goes when the next service starts, and not what others need."""
     control, place = tmp_path / "control", tmp_path / "t"
     (place / "sparrow-serve-mine").mkdir(parents=True)  # without a service's mark
@@ -152,48 +206,45 @@ def test_workers_end_when_their_parent_is_killed(
     assert swap(control, models / "one")["version"] == scorer.folder.digest
     (used,) = place.glob("sparrow-serve-*/counters")
     assert used != left
-    command = [sys.executable, "-m", "sparrow", "serve", str(models / "one"), "--port=0", "--admin-port=0"]
-    other = subprocess.run([*command, f"--control={control}"], capture_output=True, text=True)
-    assert other.returncode == 2 and "another service answers there; choose another --control" in other.stderr
-    assert started(models / "one").end() == (0, "") and used.exists()
+    with pytest.raises(UserError, match="another service answers there; choose another --control"):
+        run.serve(models / "one", place=run.Place(port=0, admin_port=0, control=control))
+    with run._folder(place):  # of another service
+        assert used.exists()
+    assert used.exists()
     assert_scored(again.ask("/rank", one := request(rows, [0])), scorer, one)
     assert again.end()[0] == 0  # the log has a line of the swap
     assert [path.name for path in place.glob("sparrow-*")] == ["sparrow-serve-mine"]
 
 
-def test_a_swap_says_which_columns_are_others(
-    started: Callable[..., Server], models: Path, log: Path, tmp_path: Path
-) -> None:
+def test_a_swap_says_which_columns_are_others(server: Standing, log: Path, tmp_path: Path) -> None:
     pq.write_table(pq.read_table(log).rename_columns({"num_2": "other"}), tmp_path / "log.parquet")
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared")
     train(small_run(tmp_path / "prepared", tmp_path / "run", loop=Loop(max_steps=2)))
     export(tmp_path / "run", tmp_path / "narrow", [tmp_path / "log.parquet"])
-    server = started(models / "one", "--control", str(tmp_path / "control"))
-    command = [sys.executable, "-m", "sparrow", "swap", str(tmp_path / "control"), str(tmp_path / "narrow")]
+    command = [sys.executable, "-m", "sparrow", "swap", str(server.control), str(tmp_path / "narrow")]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert told[2:] == ["columns that are new: other", "columns that are no longer read: num_2"]
-    (event,) = map(json.loads, server.end()[1].splitlines())
+    event = json.loads(server.said.splitlines()[-1])
     assert event["columns"] == {"new": ["other"], "no longer read": ["num_2"]}
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_to_all_of_its_processes_ends_it_quietly(
     started: Callable[..., Server], models: Path, sent: int
 ) -> None:
-    """As a terminal and systemd send it."""
+    """As systemd sends it; `standing` ends as a terminal ends it."""
     server = started(models / "one", "--workers", "2")
     workers = server.workers()
     assert server.end(sent, group=True) == (0, "")
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
-def test_of_two_controllers_one_is_told_to_wait(started: Callable[..., Server], models: Path, tmp_path: Path) -> None:
-    control, told, refused = tmp_path / "control", [], []
-    server = started(models / "one", "--control", str(control), *PATIENT)
+def test_of_two_controllers_one_is_told_to_wait(server: Standing, models: Path) -> None:
+    told, refused = list[Any](), list[str]()
 
     def ask() -> None:
         try:
-            told.append(swap(control, models / "two"))
+            told.append(swap(server.control, models / "two"))
         except UserError as error:
             refused.append(str(error))
 
@@ -204,6 +255,8 @@ def test_of_two_controllers_one_is_told_to_wait(started: Callable[..., Server], 
         thread.join()
     assert told and len(told) + len(refused) == 4
     assert all("another model is being loaded; try again" in line for line in refused)
+    assert server.ask("/health/ready").json["version"] == told[0]["version"]
+
     assert server.ask("/health/ready").json["version"] == told[0]["version"]
 
 
@@ -278,13 +331,10 @@ def test_items_change_alone_and_stay_when_a_worker_dies(
     assert swap(control, models / "two")["version"] != told["version"]  # the items stay
 
 
-def test_grpc_and_the_repository_of_two_workers(
-    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer
-) -> None:
+def test_grpc_and_the_repository_of_two_workers(server: Standing, models: Path) -> None:
     grpc = pytest.importorskip("tritonclient.grpc", reason="needs the extra [grpc]")
     http = pytest.importorskip("tritonclient.http", reason="needs tritonclient")
-    server = started(models / "one", "--grpc-port", "0", "--repository", str(models), "--workers", "2", *PATIENT)
-    (port,) = re.findall(r"gRPC at 127.0.0.1:(\d+)", server.told)
+    (port,), said = re.findall(r"gRPC at 127.0.0.1:(\d+)", server.told), len(server.said)
     clients = [grpc.InferenceServerClient(f"127.0.0.1:{port}") for _ in range(4)]
     operator = http.InferenceServerClient(f"127.0.0.1:{server.admin}")
     assert {one["name"] for one in operator.get_model_repository_index()} >= {"one", "two", "delta"}
@@ -298,9 +348,7 @@ def test_grpc_and_the_repository_of_two_workers(
     for client in clients:
         client.close()
     operator.close()
-    code, said = server.end()
-    assert code == 0
-    events = [(one["event"], one["by"]) for one in map(json.loads, said.splitlines())]
+    events = [(one["event"], one["by"]) for one in map(json.loads, server.said[said:].splitlines())]
     assert events == [(f"{models / name}: answers now", "a client of --repository") for name in ("two", "one")]
 
 
@@ -322,25 +370,25 @@ def test_a_killed_worker_answers_again_in_two_seconds(
 class Swapping:
     """A swap that a stopped worker holds up, of two. It has been loaded by the other one."""
 
-    def __init__(self, server: Server, control: Path, folder: Path) -> None:
-        self.server, self.told, self.thread = server, [], threading.Thread(target=self._swap, args=(control, folder))
+    def __init__(self, server: Standing, folder: Path) -> None:
+        self.server, self.told, self.thread = server, [], threading.Thread(target=self._swap, args=(folder,))
         self.stopped, self.other = server.workers()
+        checked = server.count('sparrow_swap_seconds_count{stage="check"}')
         os.kill(self.stopped, signal.SIGSTOP)
         self.thread.start()
-        eventually(lambda: 'sparrow_swap_seconds_count{stage="check"} 1.0' in server.metrics())
+        eventually(lambda: server.count('sparrow_swap_seconds_count{stage="check"}') > checked)
         time.sleep(1)  # in which the other one loads it
 
-    def _swap(self, control: Path, folder: Path) -> None:
-        self.told: list[Any] = [swap(control, folder)]
+    def _swap(self, folder: Path) -> None:
+        self.told: list[Any] = [swap(self.server.control, folder)]
         self.at_once = [self.server.ask("/health/ready").json["version"] for _ in range(8)]
 
 
 def test_a_worker_that_hangs_is_killed_and_the_swap_goes_on(
-    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
+    server: Standing, models: Path, rows: list[dict[str, Any]], scorer: Scorer
 ) -> None:
-    control, one, two = tmp_path / "control", request(rows, [0, 1, 2]), load(models / "two")
-    server = started(models / "one", "--control", str(control), "--workers", "2", *PATIENT)
-    swapping = Swapping(server, control, models / "two")
+    one, two, said = request(rows, [0, 1, 2]), load(models / "two"), len(server.said)
+    swapping = Swapping(server, models / "two")
     for _ in range(5):
         assert_scored(server.ask("/rank", one), scorer, one)  # nobody has turned to it
     swapping.thread.join()
@@ -350,18 +398,16 @@ def test_a_worker_that_hangs_is_killed_and_the_swap_goes_on(
     os.kill(swapping.other, signal.SIGKILL)  # so the new one answers
     eventually(lambda: swapping.other not in server.workers())
     assert_scored(server.ask("/rank", one), two, one)
-    code, said = server.end()
-    assert code == 0 and f"worker {swapping.stopped}: says nothing for 10 s; it is killed" in said
+    assert f"worker {swapping.stopped}: says nothing for 10 s; it is killed" in server.said[said:]
 
 
 @pytest.mark.parametrize("starts", ["after", "while", "before"])
 def test_a_worker_that_is_killed_between_loading_and_turning_to_a_model(
-    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], tmp_path: Path, starts: str
+    server: Standing, models: Path, rows: list[dict[str, Any]], starts: str
 ) -> None:
     """starts: when another one in its place does so, beside the turn of all to the model."""
-    control, one, two = tmp_path / "control", request(rows, [0, 1, 2]), load(models / "two")
-    server = started(models / "one", "--control", str(control), "--workers", "2", *PATIENT)
-    swapping = Swapping(server, control, models / "two")
+    one, two = request(rows, [0, 1, 2]), load(models / "two")
+    swapping = Swapping(server, models / "two")
     os.kill(swapping.other, signal.SIGKILL)
     eventually(lambda: swapping.other not in server.workers())
     if starts == "while":
@@ -384,37 +430,28 @@ def test_a_worker_that_is_killed_between_loading_and_turning_to_a_model(
 
 
 def test_deltas_that_come_live_give_the_scores_of_one_folder_of_them_all(
-    started: Callable[..., Server], log: Path, tmp_path: Path
+    server: Standing, serve: Callable[..., Service], log: Path, tmp_path: Path
 ) -> None:
     """Exactly: as the compacted folder served from the start, and as a scorer of it. The last log has new ids."""
-    later, control = tmp_path / "later.parquet", tmp_path / "control"
+    later = tmp_path / "later.parquet"
     data.generate(later, rows=4000, users=90, items=60, categorical=3, numeric=3, seed=6)
     days = exported(trained(tmp_path, (shutil.copy(log, tmp_path / "log.parquet"), tmp_path / "log.parquet", later)))
     compact(days.full(0), [days.delta(1), days.delta(2)], tmp_path / "whole")
-    live = started(days.full(0), "--control", str(control), *PATIENT)
-    first = started(tmp_path / "whole", *PATIENT)
-    for day in (1, 2):
-        swap(control, days.delta(day))
+    for folder in (days.full(0), days.delta(1), days.delta(2)):
+        swap(server.control, folder)
     scorer = load(tmp_path / "whole")
-    base, rows = load(days.full(0)), days.rows(scorer)
+    first, base, rows = serve(of=load(tmp_path / "whole")), load(days.full(0)), days.rows(scorer)
     for at in range(0, 1000, 100):
         one = request(rows, list(range(at, at + 100)))
         want = scorer.rank(one["user"], one["candidates"])[:, 0].tolist()
-        assert live.ask("/rank", one).json["scores"]["label"] == want
-        assert first.ask("/rank", one).json["scores"]["label"] == want
+        assert server.ask("/rank", one).json["scores"]["label"] == want
+        assert ask(first, "/rank", one).json["scores"]["label"] == want
         assert base.rank(one["user"], one["candidates"])[:, 0].tolist() != want
 
 
-def test_processes_import_nothing_of_the_folder_they_are_started_in(
-    started: Callable[..., Server], models: Path, tmp_path: Path
-) -> None:
-    """As `sparrow` starts from its script: another Sparrow, and files with names of libraries, lie where a user is."""
-    (tmp_path / "place" / "sparrow").mkdir(parents=True)
-    for name in ("sparrow/__init__", "safetensors", "socket"):
-        (tmp_path / "place" / f"{name}.py").write_text("raise EOFError('this is no library')\n")
-    lines = ("import sys", "from sparrow.cli import main", "if __name__ == '__main__':", "    sys.exit(main())")
-    (tmp_path / "start.py").write_text("\n".join(lines))
-    script = ("env", "-C", str(tmp_path / "place"), f"PYTHONPATH={Path(__file__).parents[3]}")
-    server = started(models / "one", under=script, program=(str(tmp_path / "start.py"),))
-    assert server.told
-    assert server.end() == (0, "")
+def test_processes_import_nothing_of_the_folder_they_are_started_in(server: Standing) -> None:
+    """The service that stays is started so. Its processes are there, with files that cannot be imported, and answer."""
+    for pid in (server.process.pid, *server.workers()):
+        assert Path(f"/proc/{pid}/cwd").resolve() == server.folder.resolve()
+    assert {path.name for path in server.folder.iterdir()} == {"sparrow", "safetensors.py", "socket.py"}
+    assert server.ask("/health/ready").status == 200
