@@ -1,15 +1,24 @@
-"""Two agents of torchrun, as on two hosts: each counts restarts for itself, and one may go and come back."""
+"""Two agents of torchrun, as on two hosts: each counts restarts for itself, and one may go and come back.
+
+The quick tests of jobs that are started by torchrun are here, so that they share the one that nothing befalls.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import re
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 
+from sparrow import checkpoint
+from sparrow.trained.build import load_weights
 from tests.faults.job import Job, children, environ
 from tests.faults.training import EVERY, Training
 
@@ -40,10 +49,10 @@ def agents(training: Training, *arguments: str, **environment: str) -> Iterator[
             job.close()
 
 
-def kill_worker(job: Job) -> None:
+def worker(job: Job) -> int:
     """The one process that this agent has started."""
     (pid,) = (pid for pid in children(job.process.pid) if any(text.startswith("RANK=") for text in environ(pid)))
-    os.kill(pid, signal.SIGKILL)
+    return pid
 
 
 def assert_recovered(one: Job, other: Job, training: Training, whole: Training) -> None:
@@ -55,12 +64,17 @@ def assert_recovered(one: Job, other: Job, training: Training, whole: Training) 
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_killed_rank(whole: Callable[[int], Training], training: Training, number: int) -> None:
-    """One agent counts a restart, and the other may not."""
+    """While a checkpoint is being written. One agent counts a restart, and the other may not."""
     with agents(training) as start:
         both = start(0), start(1)
         both[0].until(lambda: training.step >= EVERY)
-        kill_worker(both[number])
+        pid = worker(both[number])
+        both[0].until(training.writing)
+        time.sleep(random.random() * 0.01)
+        os.kill(pid, signal.SIGKILL)
         assert_recovered(*both, training, whole(2))
+        for line in both[0].errors + both[1].errors:
+            assert re.match(r"rank \d \(last at [^\n]+\) is gone or stopped; rank \d was at ", line), line
 
 
 @pytest.mark.slow
@@ -69,9 +83,9 @@ def test_killed_ranks_of_both_agents(whole: Callable[[int], Training], training:
     with agents(training) as start:
         both = start(0), start(1)
         both[0].until(lambda: training.step >= EVERY)
-        kill_worker(both[1])
+        os.kill(worker(both[1]), signal.SIGKILL)
         both[0].until(lambda: "continuing from step" in both[0].output + both[1].output)
-        kill_worker(both[0])
+        os.kill(worker(both[0]), signal.SIGKILL)
         assert_recovered(*both, training, whole(2))
 
 
@@ -84,3 +98,20 @@ def test_killed_agent_comes_back(whole: Callable[[int], Training], training: Tra
         stays.until(lambda: training.step >= EVERY)
         goes.close()
         assert_recovered(stays, start(1), training, whole(2))
+
+
+def test_one_process_reads_what_many_wrote(whole: Callable[[int], Training], alone: Training) -> None:
+    """Each table's bytes are those of the shards, side by side."""
+    many, before = whole(2), torch.get_num_threads()
+    saved = checkpoint.load(many.dir / "checkpoints")
+    trainer = many.trainer(resume=True)
+    load_weights(trainer.model, saved)
+    torch.set_num_threads(before)
+    rows = {r.name: r for tables in trainer.tables for r in tables.all_records()}
+    seen = dict.fromkeys(rows, 0)
+    for chunk in saved.chunks():
+        for name, values in chunk.fields.items():
+            assert torch.equal(values, rows[chunk.table].fields[name][slice(*chunk.rows)])
+        seen[chunk.table] += chunk.rows[1] - chunk.rows[0]
+    assert seen == {name: record.rows for name, record in rows.items()}
+    many.assert_near(alone)

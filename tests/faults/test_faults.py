@@ -11,10 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from sparrow import checkpoint
-from sparrow.trained.build import load_weights
 from tests.faults.job import Job
 from tests.faults.training import EVERY, Training
 from tests.pace import Deadline, slowness
@@ -35,15 +32,6 @@ def assert_named(job: Job, rank: int, limit: Deadline) -> None:
             line
         )
     assert job.output.count("Traceback") == 1  # torchrun's
-
-
-def assert_near(one: Training, other: Training) -> None:
-    """To 1e-5: products of other shapes, and gradients of shares added up, sum in another order."""
-    assert one.results["step"] == other.results["step"]
-    for name in ("logloss", "ne", "auc", "calibration"):
-        assert one.results["valid"][name] == pytest.approx(other.results["valid"][name], rel=1e-5)
-    for mine, theirs in zip(one.results["progressive"], other.results["progressive"], strict=True):
-        assert mine["logloss"] == pytest.approx(theirs["logloss"], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -94,14 +82,10 @@ def anywhere(training: Training, job: Job, rank: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-SLOW = [
-    pytest.param(ranks, kill, background, marks=pytest.mark.slow)
-    for ranks in (2, 4) for kill in (in_a_collective, in_a_checkpoint, anywhere) for background in (False, True)
-    if (ranks, kill, background) != (2, in_a_checkpoint, False)
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("ranks", "kill", "background"), [(2, in_a_checkpoint, False), *SLOW])
+@pytest.mark.slow  # test_agents.py has a quick one
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("kill", [in_a_collective, in_a_checkpoint, anywhere])
+@pytest.mark.parametrize("background", [False, True])
 def test_restarts_end_with_the_same_bits(
     whole: Callable[[int], Training], training: Training, ranks: int, kill: Callable[[Training, Job, int], None],
     background: bool,
@@ -227,24 +211,7 @@ def test_goes_on_with_another_number_of_ranks(training: Training, alone: Trainin
     assert training.step < alone.step
     with training.job(then, "--resume") as job:
         assert job.end() == 0, job.output
-    assert_near(training, alone)
-
-
-def test_one_process_reads_what_many_wrote(whole: Callable[[int], Training], alone: Training) -> None:
-    """Each table's bytes are those of the shards, side by side."""
-    many, before = whole(2), torch.get_num_threads()
-    saved = checkpoint.load(many.dir / "checkpoints")
-    trainer = many.trainer(resume=True)
-    load_weights(trainer.model, saved)
-    torch.set_num_threads(before)
-    rows = {r.name: r for tables in trainer.tables for r in tables.all_records()}
-    seen = dict.fromkeys(rows, 0)
-    for chunk in saved.chunks():
-        for name, values in chunk.fields.items():
-            assert torch.equal(values, rows[chunk.table].fields[name][slice(*chunk.rows)])
-        seen[chunk.table] += chunk.rows[1] - chunk.rows[0]
-    assert seen == {name: record.rows for name, record in rows.items()}
-    assert_near(many, alone)
+    training.assert_near(alone)
 
 
 @pytest.mark.slow

@@ -71,7 +71,8 @@ def error(ended: Outcome) -> str:
     return str(line)
 
 
-@pytest.mark.parametrize("host", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow  # tests/distributed/test_watch.py names the ranks that are gone
+@pytest.mark.parametrize("host", [0, 1])
 def test_killed_host_is_named(box: Box, training: Training, host: int) -> None:
     start(box, training)
     until(lambda: training.step >= 2 * EVERY)

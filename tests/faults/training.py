@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sparrow import checkpoint
 from sparrow.trained.run import Run
 from sparrow.training.loop import Trainer
@@ -17,7 +19,7 @@ EVERY = 5
 SETTINGS: dict[str, Any] = {
     "sharding.plan": "row_wise", "threads": 1, "data.batch_size": 48,
     "model.name": "dcnv2", "model.dim": 8, "model.deep": [16],
-    "checkpoint.every": EVERY, "loop.evaluate_every": 40, "log.tensorboard": False,
+    "loop.max_steps": 60, "checkpoint.every": EVERY, "loop.evaluate_every": 40, "log.tensorboard": False,
 }  # fmt: skip
 
 
@@ -68,6 +70,14 @@ class Training:
     def writing(self) -> bool:
         """Whether a checkpoint is being written."""
         return any((self.dir / "checkpoints").glob(".writing-*"))
+
+    def assert_near(self, other: Training) -> None:
+        """To 1e-5: products of other shapes, and gradients of shares added up, sum in another order."""
+        assert self.results["step"] == other.results["step"]
+        for name in ("logloss", "ne", "auc", "calibration"):
+            assert self.results["valid"][name] == pytest.approx(other.results["valid"][name], rel=1e-5)
+        for mine, theirs in zip(self.results["progressive"], other.results["progressive"], strict=True):
+            assert mine["logloss"] == pytest.approx(theirs["logloss"], rel=1e-5)
 
     def assert_same(self, other: Training) -> None:
         """The same bits."""
