@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -74,6 +75,15 @@ FEATURES = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="
             Feature(name="c", table="t", pooling="none"), Feature(name="d", table="u")]  # fmt: skip
 
 
+def sized(members: Iterable[str]) -> list[Any]:
+    """Members, layouts and numbers of ranks: quickly with 2 or with 3 by turns."""
+    each = itertools.product(enumerate(members), enumerate(PLANS), (2, 3, 4))
+    return [
+        pytest.param(member, layout, size, marks=() if size == 2 + (i + j) % 2 else pytest.mark.slow)
+        for (i, member), (j, layout), size in each
+    ]
+
+
 def tables_of(member: str) -> EmbeddingTables:
     rule = {"rule": sgd.Config(lr=0.3) if member in ROUNDED else RULE}
     spec = {"addressing": Direct(ROWS), **rule, **TABLES.get(member, {}), **ROUNDED.get(member, {})}
@@ -127,8 +137,7 @@ def single(member: str, size: int, weighted: bool) -> tuple[list[list[list[Tenso
     return found, tables
 
 
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("member", "layout"), [(m, p) for m in TABLES for p in PLANS])
+@pytest.mark.parametrize(("member", "layout", "size"), sized(TABLES))
 def test_a_second_member_is_sharded_as_it_is_on_one_rank(
     ranks: Callable[[int], Pool], member: str, layout: str, size: int
 ) -> None:
@@ -153,8 +162,7 @@ def test_a_second_member_is_sharded_as_it_is_on_one_rank(
     assert seen == {r.component.name: r.rows * r.dim for r in whole.all_records()}
 
 
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("member", "layout"), [(m, p) for m in ROUNDED for p in PLANS])
+@pytest.mark.parametrize(("member", "layout", "size"), sized(ROUNDED))
 def test_rows_are_rounded_to_the_same_bits_on_any_number_of_ranks(
     ranks: Callable[[int], Pool], member: str, layout: str, size: int
 ) -> None:

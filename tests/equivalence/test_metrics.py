@@ -17,8 +17,13 @@ KINDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("size", "weighted"),
+    [
+        (2, True), (3, False), (5, True),
+        *(pytest.param(size, size == 3, marks=pytest.mark.slow) for size in (2, 3, 5)),
+    ],
+)  # fmt: skip
 def test_every_rank_gets_the_metrics_of_all_rows(ranks: Callable[[int], Pool], size: int, weighted: bool) -> None:
     for kind in KINDS:
         for exact in (True, False):

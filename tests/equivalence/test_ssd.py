@@ -103,8 +103,13 @@ def steps(
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("mode", ["fused", "deferred"])
+@pytest.mark.parametrize(
+    ("mode", "size"),
+    [
+        ("fused", 4), ("deferred", 2),
+        *(pytest.param(mode, size, marks=pytest.mark.slow) for mode, size in (("fused", 2), ("deferred", 4))),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("layout", PLANS)
 def test_parts_on_an_ssd(ranks: Callable[[int], Pool], tmp_path: Path, layout: str, mode: str, size: int) -> None:
     for depth, cache in ((0, None), (2, None), (2, Cache(fraction=0.1))):
@@ -173,18 +178,21 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("every_way", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_runs_on_one_rank(wide: Path, tmp_path: Path, case: str) -> None:
-    """At each depth, with each policy; and with one evaluation less, the rows are the same."""
-    changes = dict(CASES[case])
+def test_runs_on_one_rank(wide: Path, tmp_path: Path, case: str, every_way: bool) -> None:
+    """At each depth, with each policy; and with one evaluation less, the rows are the same. Cases share the ways."""
+    changes, number = dict(CASES[case]), list(CASES).index(case)
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), changes)
     few, wider = {"tables.tier.policy": "lru"}, {"tables.tier.policy": "lfu", "tables.tier.fraction": 0.25}
-    for depth, how in ((0, few), (1 + list(CASES).index(case) % 3, wider), (4, few)):
+    ways = ((0, few), (1 + number // 3 % 3, wider), (4, few))
+    for depth, how in ways if every_way else ways[number % 3 :][:1]:
         on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "loop.ahead": depth} | how
         got, left = fit(World(), str(wide), str(tmp_path / f"ssd{depth}"), changes | on_ssd)
         assert got == want and left > (30 if how is few else 10)  # `lfu` lets few leave
-    alone, _ = fit(World(), str(wide), str(tmp_path / "alone"), changes | on_ssd | {"loop.evaluate_every": 1000})
-    assert all(alone[name] == digest for name, digest in want.items() if name.startswith("table"))
+    if every_way or number % 3 == 0:
+        alone, _ = fit(World(), str(wide), str(tmp_path / "alone"), changes | on_ssd | {"loop.evaluate_every": 1000})
+        assert all(alone[name] == digest for name, digest in want.items() if name.startswith("table"))
 
 
 @pytest.mark.parametrize("case", ["guarded", pytest.param("accumulated", marks=pytest.mark.slow)])
@@ -245,7 +253,10 @@ def test_ways_to_read_and_write(wide: Path, tmp_path: Path, monkeypatch: pytest.
     assert got == want and left > 100
 
 
-@pytest.mark.parametrize("of", [{"tables.format.name": "fp16"}, CACHED, CACHED | LFU])
+@pytest.mark.parametrize(
+    "of",
+    [CACHED | LFU, *(pytest.param(of, marks=pytest.mark.slow) for of in ({"tables.format.name": "fp16"}, CACHED))],
+)
 def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path, of: dict[str, Any]) -> None:
     on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk")}
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), of)
@@ -269,7 +280,7 @@ def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path, of: dict[st
 HOST = {"tables.tier.name": "host", "tables.tier.fraction": 0.2, "loop.ahead": 2}
 
 
-@pytest.mark.parametrize("case", ["stochastic", "accumulated", "cached"])
+@pytest.mark.parametrize("case", [pytest.param("stochastic", marks=pytest.mark.slow), "accumulated", "cached"])
 def test_rows_of_the_host_beneath_frames(wide: Path, tmp_path: Path, case: str) -> None:
     """With the CPU as both. A run goes on from there on an SSD, and back, and its rows are read by all.
 
@@ -299,7 +310,7 @@ def test_rows_of_the_host_beneath_frames(wide: Path, tmp_path: Path, case: str) 
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("size", [4, 2])
+@pytest.mark.parametrize("size", [pytest.param(4, marks=pytest.mark.slow), 2])
 def test_runs_on_many_ranks(ranks: Callable[[int], Pool], wide: Path, tmp_path: Path, size: int) -> None:
     changes = {"sharding.plan": "row_wise", "data.batch_size": 16, "loop.clip_norm": 0.01, "loop.accumulate": 2}
     changes["loop.max_steps"] = 20
