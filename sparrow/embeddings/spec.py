@@ -75,11 +75,6 @@ class Tier:
         """Whether only some rows have frames."""
         return self.name != "memory"
 
-    @property
-    def is_on_ssd(self) -> bool:
-        """Whether some rows are on an SSD alone."""
-        return "ssd" in (self.name, self.beneath and self.beneath.name)
-
 
 State = Literal["fp32", "bf16"]
 STATES: dict[State, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}

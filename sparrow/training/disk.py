@@ -43,8 +43,8 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     Raises:
         UserError: names the folder, what is wrong with it or lacks on its disk, and the remedy.
     """
-    on_ssd = [component for component in components if component.tier.is_on_ssd]
-    named = [] if run.checkpoint.whole else [component for component in on_ssd if component.tier.name == "ssd"]
+    on_ssd = [c for c in components if c.tier.name == "ssd" or c.tier.beneath]
+    named = [] if run.checkpoint.whole else [c for c in on_ssd if c.tier.name == "ssd"]
     if not on_ssd or run.ssd is None:
         return
     whole, background = run.checkpoint.whole, run.checkpoint.background
@@ -57,9 +57,9 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     steps = run.loop.max_steps or epoch * run.loop.epochs
     between = min(run.checkpoint.every or steps, steps) * run.loop.accumulate * run.data.batch_size
     kept = run.checkpoint.keep + 2 + background  # the best too, and the one that is written
-    blocks = sum(_bytes_blocks(component, ids * dataset.rows("train") / hosts, hosts) for component in on_ssd)
-    changed = sum(_bytes_blocks(component, ids * between / hosts, hosts) for component in named)
-    once = sum(_bytes_blocks(component, ids * dataset.rows("train") / hosts, hosts) for component in named)
+    used, changes = ids * dataset.rows("train") / hosts, ids * between / hosts
+    blocks, once = (sum(_bytes_blocks(component, used, hosts) for component in some) for some in (on_ssd, named))
+    changed = sum(_bytes_blocks(component, changes, hosts) for component in named)
     blocks += min(once, changed) * (kept - 1) + once
     kept *= sum(_bytes_saved(component, whole) for component in components)
     place, ssd = Path(run.run_dir), Path(run.ssd)

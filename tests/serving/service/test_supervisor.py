@@ -47,7 +47,7 @@ PATIENT = ("--deadline-ms", "60000")
 class Standing(Server):
     """A service of two workers that stays for many tests, as starting one takes seconds.
 
-    It is started as `sparrow` is by its script, in a folder where another Sparrow and files with names of libraries lie.
+    It is started as `sparrow` is by its script, in a folder with another Sparrow and files with names of libraries.
     """
 
     def __init__(self, models: Path, place: Path) -> None:
