@@ -9,7 +9,7 @@ as possible.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from sparrow.sharding.plan import Grid, read
 from sparrow.sharding.tiering import Cost, Device, Use
 from sparrow.trained.run import Run
 from sparrow.training import preflight, reuse
+from sparrow.training.disk import bytes_of_checkpoints
 
 SMALLEST = Tier(name="ssd", bytes=1)
 
@@ -68,7 +69,7 @@ class Placement:
         tables: by name, in the order of the model.
         device: what was assumed of the disk.
         batch_size: examples of a batch.
-        bytes_beside: what the run needs of memory beside the rows of tables.
+        bytes_beside: what the run needs of memory beside the rows of tables, with its checkpoints.
         bytes_memory: what it may have.
         ranks: bytes of memory of tables on each rank, of a job of several.
         bytes_beside_rank: what each of these needs beside them.
@@ -133,24 +134,38 @@ def place(
         raise UserError(f"device: {run.device!r}, and only memory of the host is divided; use --device cpu")
     run = preflight.resolved(run, dataset)
     grid, specs = _grid(run, ranks), [spec for of in reuse.tables_for(run, dataset) for spec in of.specs]
-    beside, least = _needed(run, dataset, specs)  # before anything else takes memory
+
+    def saving(tiers: Mapping[str, Tier]) -> int:
+        """Returns the bytes of memory that checkpoints take. tiers: table -> its place."""
+        placed = [dataclasses.replace(spec, tier=tiers.get(spec.name, spec.tier)) for spec in specs]
+        return bytes_of_checkpoints([part for spec in placed for part in spec.components], run.checkpoint.keep)
+
+    def needed(costs: Mapping[str, Cost]) -> int:
+        """Returns the bytes of memory of tables in their places, and of checkpoints, which may be of a copy."""
+        tables = (1 + run.checkpoint.background) * sum(one.bytes for one in costs.values())
+        return tables + saving({name: one.tier for name, one in costs.items()})
+
+    beside, least = _needed(run, dataset, specs, saving)  # before anything else takes memory
     _check(least, memory, beside, run)  # before anything is read
-    beside_rank = _beside_rank(run, dataset, specs, grid) if ranks > 1 else 0
+    beside_rank = _beside_rank(run, dataset, specs, grid, saving) if ranks > 1 else 0
     if device is None:
         device = Device() if run.ssd is None else tiering.probed(Path(run.ssd))
     uses = reuse.uses(run, dataset, examples, told)
     options = {name: options_of(of, device, run.ssd is not None) for name, of in uses.items()}
-    _check(smallest([[(one.bytes, one.ms) for one in costs] for costs in options.values()]), memory, beside, run)
-    chosen = divide(options, memory - beside)
-    placed = [dataclasses.replace(spec, tier=chosen[spec.name].tier) if spec.name in chosen else spec for spec in specs]
+    smallest_of = {name: min(costs, key=lambda one: (one.bytes, one.ms)) for name, costs in options.items()}
+    fewest = min(smallest_of, {name: costs[0] for name, costs in options.items()}, key=needed)  # or all in memory
+    _check(needed(fewest), memory, beside, run)
+    chosen = _divided(options, memory - beside, needed, fewest)
+    tiers = {name: cost.tier for name, cost in chosen.items()}
+    placed = [dataclasses.replace(spec, tier=tiers.get(spec.name, spec.tier)) for spec in specs]
     return Placement(
         tables={n: Placed(uses=tuple(uses[n]), cost=cost) for n, cost in chosen.items()},
         device=device,
         batch_size=run.data.batch_size,
-        bytes_beside=beside,
+        bytes_beside=beside + needed(chosen) - sum(one.bytes for one in chosen.values()),
         bytes_memory=memory,
         ranks=tuple(preflight.held(run, placed, grid)) if ranks > 1 else (),
-        bytes_beside_rank=beside_rank,
+        bytes_beside_rank=beside_rank + saving(tiers) if ranks > 1 else 0,
     )
 
 
@@ -175,16 +190,44 @@ def divide(options: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, Cost
     return {name: costs[number] for (name, costs), number in zip(options.items(), numbers, strict=True)}
 
 
+def _divided(
+    options: Mapping[str, Sequence[Cost]],
+    budget: int,
+    needed: Callable[[Mapping[str, Cost]], int],
+    fewest: Mapping[str, Cost],
+) -> Mapping[str, Cost]:
+    """Returns the choice of `divide` that leaves enough for checkpoints.
+
+    How much these take depends on the choice. So it is found by trying, to a thousandth of the budget.
+
+    Args:
+        options: table -> what it costs in each of its places.
+        budget: the most bytes of tables and checkpoints.
+        needed: a choice -> the bytes of both.
+        fewest: a choice that fits.
+    """
+    low, high = 0, budget - smallest([[(cost.bytes, cost.ms) for cost in costs] for costs in options.values()])
+    left, chosen = 0, fewest
+    while high - low > max(budget // 1000, 1):
+        found = divide(options, budget - left)
+        if needed(found) <= budget:
+            high, chosen = left, found
+        else:
+            low = left
+        left = (low + high) // 2
+    return chosen
+
+
 def _check(least: int, memory: int, beside: int, run: Run) -> None:
-    """Check that tables fit in their smallest places, of so many bytes."""
+    """Check that tables in their smallest places, and their checkpoints, fit. least: the bytes of both."""
     if least + beside <= memory:
         return
     remedy = f"give --memory {-(-(least + beside) // 1_000_000)}MB or more, or lower data.batch_size"
     if run.ssd is None:
         remedy = f"name a folder on an SSD with --ssd, or {remedy}"
     raise UserError(
-        f"--memory: {in_units(memory)} are too few; tables need {in_units(least)} at least, and the rest of the run "
-        f"{in_units(beside)}; {remedy}"
+        f"--memory: {in_units(memory)} are too few; tables and checkpoints need {in_units(least)} at least, and the "
+        f"rest of the run {in_units(beside)}; {remedy}"
     )
 
 
@@ -196,29 +239,45 @@ def options_of(uses: Sequence[Use], device: Device, may_leave: bool) -> list[Cos
     return [tiering.cost(uses, tier, device) for tier in tiers]
 
 
-def _needed(run: Run, dataset: Dataset, specs: Sequence[TableSpec]) -> tuple[int, int]:
+def _needed(
+    run: Run, dataset: Dataset, specs: Sequence[TableSpec], saving: Callable[[Mapping[str, Tier]], int]
+) -> tuple[int, int]:
     """Returns the bytes of memory that a run needs beside tables that may leave it, and the least that these may have.
+
+    The latter are with what checkpoints take for them.
 
     On an SSD a table has frames for all batches under way. How many those are nobody knows before they are read.
     """
-    needs = preflight.estimate(_small(run, dataset, specs), dataset)
+    needs = preflight.estimate(_placed(run, dataset, _small(specs)), dataset)
     parts = [part for spec in specs if reuse.may_leave(spec) for part in spec.components]
+    copies = 1 + run.checkpoint.background
     on_ssd, in_memory = (
-        [dataclasses.replace(part, tier=tier).bytes_of(part.rows, part.dim) for part in parts]
+        [copies * dataclasses.replace(part, tier=tier).bytes_of(part.rows, part.dim) for part in parts]
         for tier in (SMALLEST, Tier())
     )
-    least = in_memory if run.ssd is None else map(min, on_ssd, in_memory)
-    return needs.bytes_host - sum(on_ssd), sum(least)
+    checkpoints = saving(_small(specs))
+    least = sum(in_memory) if run.ssd is None else min(sum(in_memory), sum(map(min, on_ssd, in_memory)) + checkpoints)
+    return needs.bytes_host - sum(on_ssd) - checkpoints, least
 
 
-def _beside_rank(run: Run, dataset: Dataset, specs: Sequence[TableSpec], grid: Grid) -> int:
-    """Returns the bytes of memory that a rank needs beside its tables."""
-    needs = preflight.estimate(_small(run, dataset, specs), dataset, grid.size, grid.local_size)
-    return needs.bytes_host - needs.host["tables"]
+def _beside_rank(
+    run: Run,
+    dataset: Dataset,
+    specs: Sequence[TableSpec],
+    grid: Grid,
+    saving: Callable[[Mapping[str, Tier]], int],
+) -> int:
+    """Returns the bytes of memory that a rank needs beside its tables and their checkpoints."""
+    needs = preflight.estimate(_placed(run, dataset, _small(specs)), dataset, grid.size, grid.local_size)
+    return needs.bytes_host - needs.host["tables"] - saving(_small(specs))
 
 
-def _small(run: Run, dataset: Dataset, specs: Sequence[TableSpec]) -> Run:
-    """Returns the run with all on an SSD that may be there, so that what a step needs is measured on any machine."""
+def _small(specs: Sequence[TableSpec]) -> dict[str, Tier]:
+    """Returns the smallest place of each table that may leave memory, so that any machine can measure a step."""
+    return {spec.name: SMALLEST for spec in specs if reuse.may_leave(spec)}
+
+
+def _placed(run: Run, dataset: Dataset, tiers: Mapping[str, Tier]) -> Run:
+    """Returns the run with tables in these places."""
     rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
-    tiers = {spec.name: SMALLEST for spec in specs if reuse.may_leave(spec)}
     return dataclasses.replace(run, tables=run.tables.placed(tiers, rows))

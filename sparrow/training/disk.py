@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ from sparrow.trained.run import Run
 
 NOTE = ".ssd.json"  # in a run's directory: where it has files of blocks
 SAVED_ROW = 20  # bytes for each frame, see `SsdStore.save`
+SAVED_PIECES = 3 * pieces.WRITERS * pieces.PIECE  # bytes: as gathered, as one, and as written
 SAVED_BLOCK = 24  # bytes for each block: its place and generation, as they are and twice on their way to a file
 KEPT_BLOCK = 4  # bytes for each block of a checkpoint that is there
 SPARE_BLOCKS = 1.1  # a block is written elsewhere before its old place is free
@@ -79,21 +80,27 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
             raise UserError(f"{place}: {told}; lower checkpoint.keep, or {remedy}")
 
 
-def bytes_saving(component: Component) -> int:
-    """Returns the bytes of memory that a checkpoint of a component takes while it is written, if it is on an SSD.
+def bytes_of_checkpoints(components: Iterable[Component], keep: int) -> int:
+    """Returns the bytes of memory that checkpoints of tables on an SSD take beside the tables.
+
+    While one table is written, the next one is prepared. And memory says which blocks are of checkpoints.
+
+    Args:
+        components: of all tables.
+        keep: see `Checkpoints`.
+    """
+    on_ssd = [component for component in components if component.tier.name == "ssd"]
+    kept = KEPT_BLOCK * (keep + 1) * sum(_layout(component).blocks for component in on_ssd)
+    return kept + sum(sorted(map(_bytes_saving, on_ssd))[-2:])
+
+
+def _bytes_saving(component: Component) -> int:
+    """Returns the bytes of memory that a component takes while it is written to a checkpoint.
 
     They are the numbers, ages and places of rows in frames, pieces of the rows, and the map as it is and as a file.
     """
-    if component.tier.name != "ssd":
-        return 0
     frames = sum(component.tier_frames(component.rows))
-    pieces_rows = 3 * pieces.WRITERS * pieces.PIECE  # as gathered, as one, and as written
-    return SAVED_ROW * frames + pieces_rows + SAVED_BLOCK * _layout(component).blocks
-
-
-def bytes_kept(component: Component, keep: int) -> int:
-    """Returns the bytes of memory that say which blocks are of checkpoints. keep: see `Checkpoints`."""
-    return KEPT_BLOCK * (keep + 1) * _layout(component).blocks if component.tier.name == "ssd" else 0
+    return SAVED_ROW * frames + SAVED_PIECES + SAVED_BLOCK * _layout(component).blocks
 
 
 def folders_of(run_dir: Path) -> list[Path]:

@@ -35,7 +35,7 @@ from sparrow.sharding.tiering import USUAL
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
-from sparrow.training.disk import bytes_kept, bytes_saving, check_disks
+from sparrow.training.disk import bytes_of_checkpoints, check_disks
 from sparrow.training.dropout import default_shares
 from sparrow.training.reuse import speed_on_ssd
 
@@ -108,8 +108,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     gradients = sum(2 * 4 * c.dim * min(ids[spec.name], c.rows) for spec in specs for c in spec.components)
     valid = (12 + 8 * len(dataset.schema.labels)) * dataset.rows("valid") // ranks
     loader = dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), ranks=ranks).bytes_ahead()
-    saving = weights + state + sum(sorted(map(bytes_saving, components))[-2:])  # one is written, another prepared
-    saving += sum(bytes_kept(component, run.checkpoint.keep) for component in components)
+    saving = weights + state + bytes_of_checkpoints(components, run.checkpoint.keep)
     here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": saving}
     here["rows beneath frames"] = max(held(run, specs, grid, Component.beneath_bytes))
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))

@@ -19,8 +19,8 @@ from sparrow.kernels.formats import int8
 from sparrow.sharding import tiering
 from sparrow.sharding.plan import read
 from sparrow.sharding.tiering import Cost, Device, Use
-from sparrow.trained.run import Loop, Run
-from sparrow.training import reuse, train
+from sparrow.trained.run import Checkpoints, Loop, Run
+from sparrow.training import disk, preflight, reuse, train
 from tests.equivalence.test_ssd import digests
 from tests.runs import small_run
 from tests.sharding.test_curves import curve_of, zipf_batches
@@ -159,6 +159,26 @@ def test_a_run_trains_as_planned_to_the_same_bits(wide: Path, tmp_path: Path, of
     assert {name: held.of(name, rows[name]).tier for name in chosen} == {n: cost.tier for n, cost in chosen.items()}
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_planned_run_needs_what_the_plan_says(
+    wide: Path, tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the check before a run, with what a checkpoint takes for each frame. It is no more than there was."""
+    monkeypatch.setattr(preflight, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(disk, "SAVED_PIECES", 0)  # they have more than these tables
+    run, log = run_on(wide, tmp_path), data.open(wide)
+    run = dataclasses.replace(run, checkpoint=Checkpoints(background=background))
+    whole = place(run, log, memory=1 << 40, device=DEVICE)
+    memory = whole.bytes_beside + int((0.4 if background else 0.7) * whole.bytes_tables)
+    found = place(run, log, memory=memory, device=DEVICE)
+    tiers, run = {name: table.cost.tier for name, table in found.tables.items()}, preflight.resolved(run, log)
+    rows = {name: of.rows or 0 for name, of in log.schema.encodings.items()}
+    needs = preflight.estimate(dataclasses.replace(run, tables=run.tables.placed(tiers, rows)), log)
+    assert "ssd" in {tier.name for tier in tiers.values()}
+    assert needs.bytes_host == found.bytes_tables + found.bytes_beside <= memory
+    assert found.bytes_tables + found.bytes_beside > memory - 0.15 * (1 + background) * whole.bytes_tables
+
+
 def test_the_same_twice(wide: Path, tmp_path: Path) -> None:
     run = run_on(wide, tmp_path)
     first, second = (place(run, data.open(wide), memory=1 << 40, device=DEVICE) for _ in range(2))
@@ -218,6 +238,7 @@ def test_what_each_rank_has(wide: Path, tmp_path: Path, monkeypatch: pytest.Monk
     whole = place(run, log, memory=1 << 40, device=DEVICE, ranks=2)
     assert 0.5 * whole.bytes_beside < whole.bytes_beside_rank < 1.1 * whole.bytes_beside
     monkeypatch.setattr(placement, "_needed", lambda *_: (0, 0))
+    monkeypatch.setattr(placement, "bytes_of_checkpoints", lambda *_: 0)  # they have more than these tables
     half = place(run, log, memory=whole.bytes_tables // 2, device=DEVICE, ranks=2)
     assert half.bytes_tables <= whole.bytes_tables // 2
     for found in (whole, half):
