@@ -8,7 +8,6 @@ import json
 import math
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     from sparrow.trained.run import Run
     from sparrow.training import train
     from sparrow.training.defaults import defaults
+    from sparrow.training.rundir import Held
     from sparrow.training.search import search
 
     given = named(Run, overrides(rest))
@@ -73,14 +73,14 @@ def main(arguments: Sequence[str]) -> int:
     if (held := said(Lobby(run.sharding.timeout_s), "the run's settings", look)) is not None:
         run = Run.load(begun, {**given, "data.path": str(known.run)}, held)  # settings that are not given again stay
     view = _show.TrainView()
-    with ExitStack() as taken:  # until its last file is written the run's directory is no other training's
+    with Held() as taken:  # until its last file is written the run's directory is no other training's
         common: dict[str, Any] = {"overwrite": known.overwrite, "listener": view, "held": taken}
         try:
             if known.budget is not None:
                 results = search(known.run, given, seconds(known.budget), **common)
                 run = Run.load(Path(results["run_dir"]) / "run.toml")
             else:
-                run = settled(run, resume=known.resume, overwrite=known.overwrite, listener=view)
+                run = settled(run, resume=known.resume, **common)
                 results = train(run, resume=known.resume, profile=known.profile, probe=known.probe, **common)
         finally:
             view.bar.stop()

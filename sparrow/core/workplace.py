@@ -32,7 +32,7 @@ def workplace(out: Path, leave: Callable[[Path], None] = lambda folder: None) ->
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        notes = _clean(out, leave)
+        notes = clean(out, leave)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
         raise cannot_write(out, error) from error
@@ -56,7 +56,8 @@ def _remove(work: Path, leave: Callable[[Path], None]) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _clean(out: Path, leave: Callable[[Path], None]) -> list[str]:
+def clean(out: Path, leave: Callable[[Path], None]) -> list[str]:
+    """Remove the hidden folders beside `out` that killed programs have left. Returns notes. leave: see `workplace`."""
     notes = []
     for lock in out.parent.glob(f".{glob.escape(out.name)}.*/{_LOCK}"):
         work = lock.parent

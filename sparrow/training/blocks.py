@@ -12,6 +12,7 @@ from pathlib import Path
 from sparrow import checkpoint
 from sparrow.core import Chunk, UserError
 from sparrow.core.files import write_text
+from sparrow.core.workplace import clean
 from sparrow.distributed import World, said
 from sparrow.embeddings import EmbeddingTables
 from sparrow.embeddings.tiers import Saved, ssd_of
@@ -62,12 +63,17 @@ class BlockFiles:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Have files with names until training ends. What a run that was killed left over is removed first.
+        """Have files with names until training ends. What killed ones have left of this run is removed first.
+
+        That is files, and the hidden folders of a search or of `--precision auto`.
 
         A run that ends without a checkpoint leaves no file and no folder.
         """
         name, folders = said(self._world, "ssd", self._known)
         mine = [] if self._ssd is None else [Path(self._ssd).resolve() / name]
+        if self._world.rank == 0:
+            with suppress(OSError):  # it is in nobody's way
+                clean(self._dir.path, forget)
         self._is_on = bool(folders)
         self.folders = list(dict.fromkeys([*map(Path, folders), *mine]))
         if self._is_on:

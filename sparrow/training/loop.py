@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from sparrow.training.feed import Feed
 from sparrow.training.preflight import check_settings, resolved, threads_given_back, with_threads, within_device
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
-from sparrow.training.rundir import RunDir
+from sparrow.training.rundir import Held, RunDir
 from sparrow.training.runlog import RunLog
 from sparrow.training.saver import Saver, random_state, set_random_state
 from sparrow.training.seen import Seen, fitted
@@ -60,7 +59,7 @@ def train(
     profile: bool = False,
     probe: bool = False,
     listener: Listener | None = None,
-    held: ExitStack | None = None,
+    held: Held | None = None,
 ) -> dict[str, Any]:
     """Train to the end, or to a SIGTERM. Returns the results, which are also in `run_dir/results.json`.
 
@@ -71,14 +70,14 @@ def train(
         profile: write a trace of some steps, see `Profiler`.
         probe: learn what products look like, see `Probe`. The weights do not depend on it.
         listener: hears how the training goes.
-        held: has the run directory for this process alone until it is closed; by default this ends with the training.
+        held: has the run directory until it is closed, and may have it already; by default this ends with the training.
 
     Raises:
         UserError: when settings, log and run directory do not fit together, or the training cannot go on.
     """
     ranks = Ranks(run)
     remedy = "; start it again with --resume, which continues from the last checkpoint, if there is one"
-    with ExitStack() as mine, threads_given_back(), ranks.world.watched(remedy):
+    with Held() as mine, threads_given_back(), ranks.world.watched(remedy):
         job = Trainer(run, ranks, resume=resume, overwrite=overwrite, profile=profile, probe=probe, listener=listener)
         results = calibrated(job.fit(held or mine), run, ranks.world)
         ranks.world.end()
@@ -186,10 +185,10 @@ class Trainer:
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
-    def fit(self, held: ExitStack | None = None) -> dict[str, Any]:
+    def fit(self, held: Held | None = None) -> dict[str, Any]:
         """Run to the end, to early stopping or to a signal. Returns the results. held: see `train`."""
-        with ExitStack() as mine:
-            token = said(self.ranks.world, "run_dir", lambda: (held or mine).enter_context(self.dir.locked()))
+        with Held() as mine:
+            token = said(self.ranks.world, "run_dir", lambda: (held or mine).take(self.dir))
             self.dir.check_shared(token, self.ranks.world)
             mine.enter_context(self.blocks.opened())
             if self.saved:
@@ -429,6 +428,7 @@ class Trainer:
         is_new = self.kept != self.step
         self.kept = self.step  # asked of memory: ranks may see the folder differently
         self.probe.save(self.dir.path, self.step)
+        known: dict[str, Any] = {"identity": self.identity, "state": state, "keep": self.run.checkpoint.keep}
         step, world, background = self.step, self.ranks.world, self.run.checkpoint.background
         if background and is_new:
             chunks = [chunk.copied() for chunk in chunks]
@@ -437,16 +437,7 @@ class Trainer:
         def work(all_written: Callable[[], None]) -> None:
             if is_new:
                 team = checkpoint.Team(rank=world.rank, ranks=world.size, all_written=all_written)
-                checkpoint.save(
-                    self.dir.checkpoints,
-                    step,
-                    identity=self.identity,
-                    state=state,
-                    parts=parts,
-                    chunks=chunks,
-                    keep=self.run.checkpoint.keep,
-                    team=team,
-                )
+                checkpoint.save(self.dir.checkpoints, step, parts=parts, chunks=chunks, team=team, **known)
             if best and self.ranks.leads:
                 checkpoint.mark_best(self.dir.checkpoints, step)
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -264,3 +264,15 @@ class RunDir:
             file.flush()
             os.fsync(file.fileno())
             yield token
+
+
+class Held(ExitStack):
+    """Has a run's directory for this process alone until it is closed."""
+
+    token: str | None = None
+
+    def take(self, dir: RunDir) -> str:
+        """Take the directory, unless it was taken before. Returns what its lock holds, see `RunDir.locked`."""
+        if self.token is None:
+            self.token = self.enter_context(dir.locked())
+        return self.token

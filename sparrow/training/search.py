@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from sparrow.trained.run import Run
 from sparrow.training.blocks import forget
 from sparrow.training.defaults import defaults
 from sparrow.training.loop import Listener, train
-from sparrow.training.rundir import RunDir
+from sparrow.training.rundir import Held, RunDir
 
 # each is what differs from the defaults; those that gained most on the logs of benchmarks/vs_trees.py come first
 _OF_BLENDS: tuple[dict[str, Any], ...] = (
@@ -66,7 +65,7 @@ def search(
     *,
     overwrite: bool = False,
     listener: Listener | None = None,
-    held: ExitStack | None = None,
+    held: Held | None = None,
 ) -> dict[str, Any]:
     """Train with one of `tries` after the other until the time is up, and keep the run that is best on the valid part.
 
@@ -98,8 +97,8 @@ def search(
     told: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
     stopped_by: str | None = None
-    with ExitStack() as mine, workplace(place, forget) as (work, _):
-        (held or mine).enter_context(kept.locked())
+    with Held() as mine, workplace(place, forget) as (work, _):
+        (held or mine).take(kept)
         for number, change in enumerate(tries(prepared, given)):
             hear = _Timed(listener, began + budget_s if number else math.inf)
             if time.monotonic() >= hear.end:

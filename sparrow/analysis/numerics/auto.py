@@ -25,14 +25,16 @@ from sparrow.training.blocks import forget, remove_files
 from sparrow.training.loop import Listener, Trainer
 from sparrow.training.preflight import check_settings, threads_given_back
 from sparrow.training.ranks import Ranks
-from sparrow.training.rundir import RunDir
+from sparrow.training.rundir import Held, RunDir
 
 FILE = "auto.toml"
 STEPS, ROWS = 300, 20_000  # of the short run that is probed, and of the valid part by which it is judged
 BUDGET = 0.0002  # by which NE may rise, as a share of it
 
 
-def settled(run: Run, *, resume: bool, overwrite: bool, listener: Listener | None = None) -> Run:
+def settled(
+    run: Run, *, resume: bool, overwrite: bool, listener: Listener | None = None, held: Held | None = None
+) -> Run:
     """Returns a run with the precision that is decided for it, if that is "auto". All ranks have the same.
 
     A short run of fp32 in a temporary folder is probed, and candidates are timed. The recipe is kept as
@@ -42,6 +44,7 @@ def settled(run: Run, *, resume: bool, overwrite: bool, listener: Listener | Non
         run: the settings.
         resume, overwrite: see `train`.
         listener: hears what is done.
+        held: see `train`. No other training begins here between the short run and the one that follows.
 
     Raises:
         UserError: on all ranks, when nothing can be decided, or the run would be refused: before the short one, if that
@@ -54,11 +57,11 @@ def settled(run: Run, *, resume: bool, overwrite: bool, listener: Listener | Non
     ranks = Ranks(run)
     listen = listener if listener and ranks.leads else (lambda event, values: None)
     kept = Path(run.run_dir) / FILE
-    with threads_given_back(), ranks.world.watched():
+    with Held() as mine, threads_given_back(), ranks.world.watched():
         goes_on = resume or ranks.again.restarted  # by torchrun, after a rank had died
         recipe = said(ranks.world, "what auto chose", partial(_known, kept, goes_on, overwrite))
         if recipe is None:
-            recipe = _decided(run, ranks.world, listen)
+            recipe = _decided(run, ranks.world, listen, held or mine)
         ranks.world.leave()
     precision = from_dict(Precision, recipe, "precision")
     of = f"{precision.name}, {len(precision.sites)} products by themselves" if precision.sites else precision.name
@@ -76,21 +79,21 @@ def _known(kept: Path, goes_on: bool, overwrite: bool) -> dict[str, Any] | None:
     return None
 
 
-def _decided(run: Run, world: World, listen: Listener) -> dict[str, Any]:
+def _decided(run: Run, world: World, listen: Listener, held: Held) -> dict[str, Any]:
     """Returns the recipe, which rank 0 chooses after all have trained the short run together."""
     place, folders = RunDir(Path(run.run_dir)), list[Path]()
     check_settings(replace(run, precision=Precision()), data.open(run.data.path))
     if run.ssd is not None and world.hosts > 1 and not run.checkpoint.whole:
         why = "'auto' reads a checkpoint on one host, which has not the blocks of others"
         raise UserError(f"precision: {why}; add --checkpoint.whole true, or give a recipe file")
-    with ExitStack() as held:
+    with ExitStack() as work:
 
         def hidden() -> str:
-            held.enter_context(place.locked())
-            return held.enter_context(workplace(place.path, forget))[0].name
+            held.take(place)
+            return work.enter_context(workplace(place.path, forget))[0].name
 
         folder = place.path.parent / said(world, "run_dir", hidden) / "run"
-        held.callback(remove_files, folders)  # each rank those that it has on its SSD
+        work.callback(remove_files, folders)  # each rank those that it has on its SSD
         listen("note", {"text": f"precision: auto trains at most {STEPS} steps in fp32, and measures their products"})
         _try(run, folder, folders, listen)
         listen("note", {"text": "precision: auto measures products, and NE with them in fewer bits"})

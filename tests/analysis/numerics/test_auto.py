@@ -19,6 +19,7 @@ from sparrow.models import dcnv2
 from sparrow.trained.run import Loop, Run
 from sparrow.training import train
 from sparrow.training.loop import Trainer
+from sparrow.training.rundir import RunDir
 from tests.runs import run_of, small_run
 from tests.training.test_loop import same, tensors
 
@@ -42,8 +43,19 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_decides_once_and_a_resumed_run_has_its_recipe(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+
+    def alone(run: Run, **how: Any) -> dict[str, Any]:
+        """Begin the long run. No other one could have come before it since the short one began."""
+        with pytest.raises(UserError, match="another training is running here"), RunDir(tmp_path / "run").locked():
+            pass
+        return train(run, **how)
+
     place = ["train", str(prepared), *FLAGS, "--run_dir", str(tmp_path / "run"), "--precision", "auto"]
-    assert main([*place, "--loop.max_steps", "4"]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("sparrow.training.train", alone)
+        assert main([*place, "--loop.max_steps", "4"]) == 0
+    with RunDir(tmp_path / "run").locked():  # and then it is free
+        pass
     assert "precision: auto has bf16" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["run"]  # the short run left nothing
     first = Run.load(tmp_path / "run" / "run.toml").precision
