@@ -270,5 +270,12 @@ def standin() -> Iterator[StandIn]:
             operator = getattr(embedding_bag, name)
             if inspect.isfunction(operator) and "impl" in inspect.signature(operator).parameters:
                 patch.setattr(embedding_bag, name, _on_device(operator))
-        with device, _Names(device):
+        with within(device):
             yield device
+
+
+@contextmanager
+def within(device: StandIn) -> Iterator[None]:
+    """A context in which a thread has the stand-in. The one that calls `standin` has it."""
+    with device, _Names(device):
+        yield

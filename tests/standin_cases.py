@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparrow import data
-from sparrow.core import UserError
+from sparrow.core import Chunk, UserError
 from sparrow.distributed import World
 from sparrow.distributed.codecs import cast
 from sparrow.embeddings import EmbeddingTables, Feature, TableSpec, records, rows_on, unallocated
@@ -20,10 +21,11 @@ from sparrow.kernels.rules import adam, sgd
 from sparrow.sharding import Codecs, Layout, shard
 from sparrow.trained.scorer import restore
 from sparrow.training import train
+from sparrow.training.saver import Saver
 from sparrow.training.step import Step
 from tests.equivalence import cases
 from tests.runs import run_of
-from tests.standin import standin
+from tests.standin import standin, within
 from tests.training.test_loop import Kill, dies_at, logged, same, tensors
 
 
@@ -61,6 +63,28 @@ def resumed(prepared: str, folder: str, settings: dict[str, Any]) -> bool:
             train(cut, listener=dies_at(6))
         train(cut, resume=True)
         return same(tensors(whole.run_dir), tensors(cut.run_dir))
+
+
+def in_background(prepared: str, folder: str, settings: dict[str, Any]) -> tuple[bool, Counter[str]]:
+    """Whether a run on the device ends alike with checkpoints in the background, and where chunks wait for these."""
+    waiting: Counter[str] = Counter()
+    with standin() as device, pytest.MonkeyPatch.context() as patch:
+        copied, work = Chunk.copied, Saver._run
+
+        def noted(self: Chunk) -> Chunk:
+            waiting.update("device" if of.is_cuda else "host" for of in self.fields.values())
+            return copied(self)
+
+        def there(self: Saver, *given: Any) -> None:
+            with within(device):
+                work(self, *given)
+
+        patch.setattr(Chunk, "copied", noted)
+        patch.setattr(Saver, "_run", there)
+        for name in ("now", "beside"):
+            how = {"checkpoint.background": name == "beside"}
+            train(run_of(prepared, f"{folder}/{name}", **settings, **how, device="cuda"))
+    return same(tensors(f"{folder}/now"), tensors(f"{folder}/beside")), waiting
 
 
 def rows(format: RowFormat, block: int) -> dict[str, Any]:

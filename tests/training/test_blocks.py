@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -11,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,9 +23,9 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.checkpoint import blocks, pieces, store
 from sparrow.core import UserError
-from sparrow.embeddings.tiers import SsdStore, spare, ssd
+from sparrow.embeddings.tiers import SsdStore, spare, ssd, ssd_of
 from sparrow.embeddings.tiers import saved as of_saved
-from sparrow.kernels import missing, row_cache
+from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import Blocks
 from sparrow.serving.export import export
 from sparrow.trained.build import tables_of
@@ -33,6 +33,7 @@ from sparrow.trained.scorer import restore
 from sparrow.training import blocks as of_run
 from sparrow.training.loop import Trainer
 from sparrow.training.saver import Saver
+from tests.embeddings.tiers.test_stacked import counted
 from tests.runs import run_of
 from tests.serving.test_export import contents
 
@@ -199,6 +200,19 @@ def test_files_of_a_run_that_is_given_up_go(wide: Path, tmp_path: Path) -> None:
     of_run.forget(tmp_path / "run")
     of_run.forget(tmp_path / "none")
     assert not list((tmp_path / "disk").iterdir())
+
+
+def test_what_a_killed_auto_has_left_goes_with_the_next_training(wide: Path, tmp_path: Path) -> None:
+    """Its short run is in a hidden folder with a lock that nobody holds any more. What others are at stays."""
+    for name in ("killed12", "working1"):
+        trainer(wide, tmp_path / f".run.{name}", ssd=str(tmp_path / "disk"), loop__max_steps=5).fit()
+        (tmp_path / f".run.{name}" / "sparrow-prepare.lock").touch()
+    working = set(checkpoint.load(tmp_path / ".run.working1" / "run" / "checkpoints").block_files)
+    with open(tmp_path / ".run.working1" / "sparrow-prepare.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        trainer(wide, tmp_path, loop__max_steps=5).fit()
+    assert {path.name for path in tmp_path.iterdir()} == {".run.working1", "run", "disk"}
+    assert files(tmp_path) == needed(tmp_path) | {Path(path) for path in working}
 
 
 def damage(change: Callable[[Path], Any]) -> Callable[[Path, checkpoint.Checkpoint], None]:
@@ -412,8 +426,7 @@ def test_pruned_is_as_from_memory_and_leaves_the_checkpoint_whole(wide: Path, tm
 
 
 def stores_of(of: Trainer) -> list[SsdStore]:
-    stores = [record.store for tables in of.tables for record in tables.all_records()]
-    return [store for store in stores if isinstance(store, SsdStore)]
+    return [store for tables in of.tables for record in tables.all_records() if (store := ssd_of(record.store))]
 
 
 def told(of: Trainer) -> dict[str, tuple[int, int, int]]:
@@ -426,8 +439,7 @@ def test_after_a_resume_the_same_rows_leave(
     wide: Path, tmp_path: Path, policy: str, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the run had not been stopped; but rows that were looked at ahead are in frames already."""
-    for module in [row_cache] if missing() else [row_cache, import_module("sparrow.kernels.row_cache.cpp")]:
-        monkeypatch.setattr(module, "AGING", 7)  # counts are halved on both sides of the stop, and not just there
+    monkeypatch.setattr(row_cache, "AGING", 7)  # counts are halved on both sides of the stop, and not just there
     options = {"tables__tier__policy": policy, "loop__ahead": ahead}
     at: dict[int, dict[str, tuple[int, int, int]]] = {}
     with monkeypatch.context() as patched:
@@ -446,6 +458,26 @@ def test_after_a_resume_the_same_rows_leave(
     for mine, of in zip(stores_of(again), stores_of(whole), strict=True):
         assert torch.equal(mine.get_buffer("counts"), of.get_buffer("counts"))
     assert sum(left for _, _, left in told(again).values()) > 50
+
+
+def test_beneath_exact_rows_each_use_is_counted_once(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the run before the resume has looked at batches ahead, and exact rows have left since."""
+    monkeypatch.setattr(row_cache, "AGING", 7)
+    brought = counted(monkeypatch)
+    options = {"tables__tier__policy": "lfu", "loop__ahead": 3, "tables__format__name": "int8"}
+    options |= {"tables__cache__fraction": 0.03, "tables__tier__fraction": 0.4}
+    options |= {"loop__max_steps": 30, "loop__evaluate_every": 99, "checkpoint__every": 10}
+    whole = trainer(wide, tmp_path / "whole", **options)
+    whole.fit()
+    trainer(wide, tmp_path / "cut", **options | {"loop__max_steps": 15}).fit()
+    shutil.rmtree(last(tmp_path / "cut").path)  # as after a kill
+    again = trainer(wide, tmp_path / "cut", resume=True, **options)
+    again.fit()
+    for mine, of in zip(stores_of(again), stores_of(whole), strict=True):
+        assert torch.equal(mine.get_buffer("counts"), of.get_buffer("counts"))
+    assert brought and sum(int(store.get_buffer("counts").sum()) for store in stores_of(whole)) > 60
 
 
 def as_before(saved: checkpoint.Checkpoint, format: int) -> None:

@@ -142,3 +142,11 @@ def test_rows_of_the_host_beneath_frames(away: Any, sessions: str, tmp_path: Pat
     assert not found["unordered"]
     torch.testing.assert_close(*found["scores"], rtol=1e-4, atol=1e-5)
     assert alike(*found["logs"])
+
+
+def test_rows_of_the_host_wait_there_for_checkpoints(away: Any, sessions: str, tmp_path: Path) -> None:
+    """In the background all chunks of a table wait at a time, which a device may have no room for."""
+    tier = {"tables.tier.name": "host", "tables.tier.fraction": 0.3, "data.batch_size": 20, "loop.max_steps": 6}
+    tier |= {"checkpoint.every": 2}
+    found, waiting = away(standin_cases.in_background, sessions, str(tmp_path), settings(MODELS[1], **tier))
+    assert found and waiting["host"] > 0 and not waiting["device"]

@@ -8,7 +8,7 @@ import secrets
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -128,11 +128,15 @@ class SsdStore(nn.Module):
             UserError: when there are too few frames for the batches under way.
         """
         self._evictable = min(batch - self.window, settled)
-        self._begin(rows_N.long().unique(), batch, batch > self._counted)
+        counts = batch > self._counted  # else a run before this one has counted it
+        self._begin(rows_N.long().unique(), batch, counts)
         self._counted = max(self._counted, batch)
 
     def bring(self, rows_U: Tensor, batch: int) -> None:
         """Have rows of a batch in frames that `fetch` was not told of, since they were above these.
+
+        A batch counts as a use of rows that `fetch` was told of, and not of these. Else a resumed run would count some
+        twice, which the run before had counted when it looked at the batch ahead.
 
         Args:
             rows_U: int64 [U], ascending.
@@ -144,20 +148,20 @@ class SsdStore(nn.Module):
         frames_U, stamps_F = self._frames_of(rows_U), self.get_buffer("stamp")
         held_V = frames_U[(frames_U >= 0) & (frames_U < self.ways)]
         before_V = stamps_F[held_V]
-        self._begin(rows_U, batch)
+        self._begin(rows_U, batch, counts=False)
         stamps_F[held_V] = stamps_F[held_V].maximum(before_V)
         self.arrive()
 
-    def _begin(self, rows_U: Tensor, batch: int, counts: bool = True) -> None:
+    def _begin(self, rows_U: Tensor, batch: int, counts: bool) -> None:
         evictable = self._evictable
         self.arrive(evictable)  # of a batch that was given up
         self._evict(*self.spare.leaving(evictable))
         is_spare_U = self.spare.use(rows_U, batch)
         rows_V = rows_U[~is_spare_U]
-        frames = self.frames
-        if not counts:  # a run before this one looked at the batch ahead; its rows are in frames
-            frames = replace(frames, counts_R=frames.counts_R[:0])
-        moves = row_cache.admit(frames, rows_V, batch, evictable)
+        moves = row_cache.admit(self.frames, rows_V, batch, evictable, counts=counts)
+        if counts and self.component.tier.policy == "lfu":  # rows in frames that stand by are not admitted
+            counts_R, spare_V = self.get_buffer("counts"), rows_U[is_spare_U]
+            counts_R[spare_V] += counts_R[spare_V] < 255
         leaves_L = moves.old_L >= 0
         self._evict(moves.old_L[leaves_L], moves.frames_L[leaves_L])
         self._read_into(moves.rows_L, moves.frames_L, batch)
@@ -209,7 +213,9 @@ class SsdStore(nn.Module):
         self._borrowed = {}
         if out_N.any():
             rows_U, place_V = rows_N[out_N].long().unique(return_inverse=True)
-            self._borrowed, self._borrowers = self.read(rows_U), rows_U
+            device = self._held["touched"].device
+            self._borrowed = {name: of.to(device) for name, of in self.read(rows_U).items()}
+            self._borrowers = rows_U
             slots_N[out_N] = len(self._held["touched"]) + place_V
         return slots_N
 
@@ -229,7 +235,7 @@ class SsdStore(nn.Module):
             yield slots_U
             return
         self._borrowers = rows_U[out_V]
-        self._borrowed = self._empty(len(out_V))
+        self._borrowed = self._empty(len(out_V), self._held["touched"].device)
         slots_U[out_V] = len(self._held["touched"]) + torch.arange(len(out_V))
         yield slots_U
         self._put(self._borrowers, self._borrowed)
@@ -238,10 +244,10 @@ class SsdStore(nn.Module):
     # -- rows by number -------------------------------------------------------------------------------------------
 
     def read(self, at: At) -> dict[str, Tensor]:
-        """Returns what `RowStore.read` says, as copies."""
+        """Returns what `RowStore.read` says, as copies in the memory of the host. A checkpoint may hold all rows."""
         self.arrive()
         rows_U = _rows_of(at, self.rows)
-        made = self._empty(len(rows_U))
+        made = self._empty(len(rows_U), "cpu")
         frames_U = self._frames_of(rows_U)
         held_V, (out_V, rows_V) = (frames_U >= 0).nonzero()[:, 0], _ascending(rows_U, frames_U < 0)
         never_V = self._blocks.wait(self._blocks.fetch(rows_V, made, out_V))
@@ -466,8 +472,7 @@ class SsdStore(nn.Module):
         queue, table = self.component.tier_queue(self.rows), self.component.name
         return Blocks(path, self._layout, table=table, map=map, bytes_queue=queue, is_written=is_written)
 
-    def _empty(self, rows: int) -> dict[str, Tensor]:
-        device = self._held["touched"].device
+    def _empty(self, rows: int, device: torch.device | str) -> dict[str, Tensor]:
         return {name: torch.empty(of.shape(rows), dtype=of.dtype, device=device) for name, of in self._fields.items()}
 
     def _first(self, rows_U: Tensor) -> dict[str, Tensor]:

@@ -67,7 +67,9 @@ class Moves:
     slots_N: Tensor
 
 
-def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int, *, impl: Impl = "auto") -> Moves:
+def admit(
+    frames: Frames, rows_N: Tensor, batch: int, evictable: int, *, counts: bool = True, impl: Impl = "auto"
+) -> Moves:
     """Decide which rows of a batch enter, and write it down. Returns what has to be copied.
 
     The result depends on the set of rows, not on their order. Rows of the batch that are in are stamped first. Then the
@@ -80,9 +82,16 @@ def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int, *, impl: I
         rows_N: int32 or int64 [N], 0 <= row < R.
         batch: the number of this batch, above all before.
         evictable: the number of a batch before this one.
+        counts: whether it is counted as a use of its rows. If not, they enter as if it were, and counts stay.
         impl: see `sparrow.kernels`.
     """
+    counts_R, is_lfu = frames.counts_R, frames.counts_R.numel() > 0
+    if is_lfu and counts and batch % AGING == 0:
+        counts_R.bitwise_right_shift_(1)
+    before_N = counts_R[rows_N.long()] if is_lfu and not counts else None
     moves: Moves = _implementation(impl, rows_N).admit(frames, rows_N, batch, evictable)
+    if before_N is not None:
+        counts_R[rows_N.long()] = before_N
     return moves
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparrow.kernels import missing
-from sparrow.kernels.row_cache import AGING, Frames, Moves
+from sparrow.kernels.row_cache import Frames, Moves
 
 assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
@@ -14,8 +14,6 @@ ops = torch.ops.sparrow
 
 def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
     """See the package."""
-    if frames.counts_R.numel() and batch % AGING == 0:
-        frames.counts_R.bitwise_right_shift_(1)
     known = (frames.tags_F, frames.stamps_F, frames.counts_R, rows_N.contiguous())
     made = ops.row_cache_admit(*known, frames.rows, frames.multiplier, batch, evictable)
     frames_L, rows_L, old_L, slots_N, found_2 = made

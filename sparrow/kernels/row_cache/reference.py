@@ -13,13 +13,11 @@ if TYPE_CHECKING:
 
 def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
     """See the package."""
-    from sparrow.kernels.row_cache import AGING, WAYS, Moves
+    from sparrow.kernels.row_cache import WAYS, Moves
 
     rows_U, tags, stamps = rows_N.long().unique(), frames.tags_F.tolist(), frames.stamps_F.tolist()
     is_lfu = bool(frames.counts_R.numel())
     if is_lfu:
-        if batch % AGING == 0:
-            frames.counts_R.bitwise_right_shift_(1)
         frames.counts_R[rows_U] += (frames.counts_R[rows_U] < 255).to(torch.uint8)
     place = {row: frame for frame, row in enumerate(tags) if row >= 0}
     missing = []

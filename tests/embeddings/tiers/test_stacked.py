@@ -13,6 +13,7 @@ from sparrow.core import UserError
 from sparrow.embeddings import EmbeddingTables
 from sparrow.embeddings.spec import Cache, Tier
 from sparrow.embeddings.tiers import CachedStore, SsdStore, ssd_of
+from sparrow.kernels import row_cache
 from sparrow.kernels.formats import RowFormat, bf16, int4, int8, mxfp4
 from sparrow.kernels.rules import adam
 from tests.embeddings.tiers.test_ssd import (
@@ -156,6 +157,32 @@ def test_a_row_is_read_once_while_it_has_an_exact_frame(tmp_path: Path) -> None:
         step(tables, 0)
     assert above.hits > 29 / 30 * above.used - 1
     assert beneath.used == above.used - above.hits
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_beneath_them_a_batch_counts_its_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """When it is looked at ahead, in whatever frames they are. Rows that lose their exact frames then count nothing."""
+    monkeypatch.setattr(row_cache, "AGING", 20)
+    brought, fetch = counted(monkeypatch), SsdStore.fetch
+    want_R = torch.zeros(ROWS, dtype=torch.uint8)
+
+    def noted(self: SsdStore, rows_N: torch.Tensor, number: int, settled: int) -> None:
+        want_R.bitwise_right_shift_(int(number % 20 == 0))
+        want_R[rows_N.long().unique()] += 1
+        fetch(self, rows_N, number, settled)
+
+    monkeypatch.setattr(SsdStore, "fetch", noted)
+    lfu = Tier(name="ssd", fraction=0.4, policy="lfu")
+    tables = tables_of(tmp_path, lfu, format=int8.Config(), cache=Cache(fraction=0.06), window=5)
+    batches = [batch(seed) for seed in range(60)]
+    for n, ids in enumerate(batches):
+        out = forward(tables, ids)
+        for later in batches[n + 1 : n + 1 + depth]:
+            tables.prefetch(later)
+        backward(out, n)
+        tables.update()
+    assert torch.equal(stores_of(tables)[1].get_buffer("counts"), want_R) and int(want_R.max()) > 1
+    assert bool(brought) == (depth > 0)
 
 
 def test_memory_is_what_is_allocated(tmp_path: Path) -> None:

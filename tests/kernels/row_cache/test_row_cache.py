@@ -91,6 +91,26 @@ def test_lfu_lets_in_who_was_used_more_often(impl: Impl) -> None:
 
 
 @pytest.mark.parametrize("impl", IMPLS)
+def test_a_batch_that_does_not_count_lets_rows_in_as_one_that_does(impl: Impl) -> None:
+    """And counts stay, also where they would be halved."""
+    made = [frames(100, 1, "lfu") for _ in range(2)]
+    for of in made:
+        row_cache.admit(of, torch.arange(WAYS), 1, 0, impl=impl)
+        row_cache.admit(of, torch.tensor([60, 61, 62]), 2, 1, impl=impl)
+        of.counts_R[3] = 255
+    before_R, rows_N = made[1].counts_R.clone(), torch.tensor([3, 60, 61, 60, 62])
+    one, other = (
+        row_cache.admit(of, rows_N, 3, 2, counts=counts, impl=impl)
+        for of, counts in zip(made, (True, False), strict=True)
+    )
+    for name in ("frames_L", "rows_L", "old_L", "slots_N"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert len(one.rows_L) == 3 and int(made[0].counts_R[60]) == 2
+    row_cache.admit(made[1], rows_N, row_cache.AGING, 3, counts=False, impl=impl)
+    assert torch.equal(made[1].counts_R, before_R)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
 def test_protected_rows_stay(impl: Impl) -> None:
     of = frames(100, 1)
     row_cache.admit(of, torch.arange(WAYS), 1, 0, impl=impl)
