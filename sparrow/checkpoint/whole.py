@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sparrow.checkpoint import blocks
-from sparrow.checkpoint.store import Checkpoint, clean, manifest_of, write_all
+from sparrow.checkpoint.store import Checkpoint, clean, load, manifest_of, write_all
 from sparrow.core import Chunk, UserError
 from sparrow.core.files import cannot_write, sync, write_text
 from sparrow.core.memory import gb
@@ -68,3 +69,25 @@ def tidy(path: Path, files: Collection[str]) -> None:
     for left in path.iterdir():
         if left.name not in files and left.name != "manifest.json":
             left.unlink()
+
+
+def is_current(saved: Checkpoint) -> bool:
+    """Returns whether a checkpoint is what it was when it was loaded: nobody removed it, or gave it all rows, since."""
+    with suppress(UserError):  # it is gone
+        return load(saved.path.parent, saved.step).files == saved.files
+    return False
+
+
+@contextmanager
+def unchanged(saved: Checkpoint) -> Iterator[None]:
+    """Who reads a checkpoint within this context is told if it does not stay what it is, see `is_current`.
+
+    Raises:
+        UserError: names it.
+    """
+    try:
+        yield
+    except (UserError, FileNotFoundError):
+        if is_current(saved):
+            raise
+        raise UserError(f"{saved.path}: it got all its rows, or was removed, while it was read; begin again") from None

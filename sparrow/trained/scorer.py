@@ -10,6 +10,7 @@ import pyarrow as pa
 import torch
 
 from sparrow import checkpoint
+from sparrow.checkpoint.whole import is_current
 from sparrow.core import Batch
 from sparrow.core.arrays import Float32s
 from sparrow.core.config import Family
@@ -128,6 +129,8 @@ def restore(
 ) -> Restored:
     """Returns the model of a run directory, made from its settings and safetensors. Nothing from disk is executed.
 
+    A checkpoint that gets all its rows meanwhile, or is removed by its run, is looked for anew.
+
     Args:
         run_dir: the run directory.
         which: "best" (by the run's monitor, else the last), "last", or a step number.
@@ -155,12 +158,14 @@ def restore(
     if calibrated:
         calibrators, log = load_of_step(run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrate)
     model = build(run, schema)
-    load_weights(model, saved, learns=own)
+    try:
+        load_weights(model, saved, learns=own)
+    except (UserError, FileNotFoundError):
+        if is_current(saved):
+            raise
+        model = None
+    if model is None:  # only here nothing holds the first one any more
+        return restore(run_dir, which=which, device=device, calibrated=calibrated, own=own)
     return Restored(
-        model=model.eval(),
-        run=run,
-        transforms=transforms,
-        step=saved.step,
-        calibrators=calibrators,
-        calibrated_on=log,
+        model=model.eval(), run=run, transforms=transforms, step=saved.step, calibrators=calibrators, calibrated_on=log
     )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from sparrow.checkpoint.whole import unchanged
 from sparrow.core import UserError
 from sparrow.core.config import Family
 from sparrow.data.batches.dataset import Dataset
@@ -82,13 +83,14 @@ def warm_start(
         were |= _stored_before(spec, old, then, moves, say)
     saved = RunDir(place).best(world)
     shift = _shift(then.schema.split.negatives, dataset.schema.split.negatives, say)
-    model.begin_with(saved.part("dense"), shift, lambda part: dataset.first(WHOLE, part), run.seed)
-    load_optimizer(optimizer, saved)
-    records = [record for tables in tables_of(model) for record in tables.all_records()]
-    for chunk in saved.chunks():
-        for record in records:
-            if record.component.name == chunk.table:
-                record.load_rows(chunk, moves[chunk.table][slice(*chunk.rows)], were[chunk.table])
+    with unchanged(saved):
+        model.begin_with(saved.part("dense"), shift, lambda part: dataset.first(WHOLE, part), run.seed)
+        load_optimizer(optimizer, saved)
+        records = [record for tables in tables_of(model) for record in tables.all_records()]
+        for chunk in saved.chunks():
+            for record in records:
+                if record.component.name == chunk.table:
+                    record.load_rows(chunk, moves[chunk.table][slice(*chunk.rows)], were[chunk.table])
     for tables in tables_of(model):
         tables.changed()
     rows = sum(component.rows for tables in tables_of(model) for spec in tables.specs for component in spec.components)

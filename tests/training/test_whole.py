@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,11 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.checkpoint import store, whole
 from sparrow.cli import main
+from sparrow.core import UserError
+from sparrow.embeddings.tiers import SavedStore, SsdStore
+from sparrow.trained import scorer
 from sparrow.trained.scorer import restore
+from sparrow.training import warm
 from sparrow.training.rundir import RunDir
 from tests.training.test_blocks import FEW, check, files, in_memory, last, needed, rows_of, trainer, wide
 
@@ -124,3 +129,44 @@ def test_what_is_refused(
     check(tmp_path, in_memory)
     (tmp_path / "disk").rename(tmp_path / "elsewhere")
     refused(tmp_path, "last", ".blocks is missing; bring it back to there", capsys)
+
+
+def once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, do: Callable[[], Any]) -> None:
+    """Do something before the first call."""
+    real, begun = getattr(owner, name), list[bool]()
+
+    def call(*given: Any, **named: Any) -> Any:
+        if not begun:
+            begun.append(True)
+            do()
+        return real(*given, **named)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def test_who_reads_meanwhile_has_the_same_scores(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the files of before go: of the checkpoint, and with the last one those on the SSD."""
+    trainer(wide, tmp_path, loop__max_steps=20, loop__evaluate_every=99, checkpoint__keep=4, **FEW).fit()
+    batch, read = next(iter(data.open(wide).loader(64, "valid"))), partial(restore, tmp_path / "run")
+    want = {step: read(which=str(step)).scores(batch) for step in (5, 10, 15, 20)}
+    moments: list[tuple[Any, str]] = [(scorer, "load_weights"), (SavedStore, "__init__"), (SsdStore, "show")]
+    moments.append((SsdStore, "_open"))
+    for step, (owner, name) in zip(want, moments, strict=True):
+        assert checkpoint.load(tmp_path / "run" / "checkpoints", step).block_files
+        with monkeypatch.context() as patched:
+            once(patched, owner, name, partial(make_whole, tmp_path, str(step)))
+            found = read(which=str(step), own=owner is SavedStore)
+        assert torch.equal(found.scores(batch), want[step]), name
+        assert not checkpoint.load(tmp_path / "run" / "checkpoints", step).block_files
+    assert not files(tmp_path)
+
+
+def test_who_begins_with_it_meanwhile_is_told(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows are those of before, and the checkpoint is not called damaged. Then it can be begun with."""
+    trainer(wide, tmp_path, loop__max_steps=5, **FEW).fit()
+    begins = partial(trainer, wide, tmp_path / "next", init_from=str(tmp_path / "run"), loop__max_steps=5, **FEW)
+    with monkeypatch.context() as patched:
+        once(patched, warm, "load_optimizer", partial(make_whole, tmp_path, "last"))
+        with pytest.raises(UserError, match="step-000000005: it got all its rows, or was removed, while it was read"):
+            begins().fit()
+    assert begins().fit()["step"] == 5
