@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparrow.core.errors import UserError
 from sparrow.kernels.block_io import mixed_sum
 
 PIECE = 4 << 20  # bytes
@@ -69,14 +70,22 @@ def removed() -> None:
 
 
 def sum_of(file: BufferedReader) -> int:
-    """Returns the checksum of an open file."""
+    """Returns the checksum of an open file.
+
+    Raises:
+        UserError: when the device fails.
+    """
     sum, size = 0, 0
     memory = bytearray(PIECE)
     piece = torch.frombuffer(memory, dtype=torch.uint8)
-    while length := file.readinto(memory):
-        piece[length : -(-length // 8) * 8] = 0
-        sum += mixed_sum(piece[: -(-length // 8) * 8].view(torch.int64), size // 8)
-        size += length
+    try:
+        while length := file.readinto(memory):
+            piece[length : -(-length // 8) * 8] = 0
+            sum += mixed_sum(piece[: -(-length // 8) * 8].view(torch.int64), size // 8)
+            size += length
+    except OSError as error:
+        remedy = "check the device, or delete the checkpoint's folder to fall back to the one before it"
+        raise UserError(f"{file.name}: cannot be read ({error.strerror}); {remedy}") from error
     return sum % 2**64
 
 

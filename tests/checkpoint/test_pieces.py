@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sparrow.checkpoint import pieces
+from sparrow.core import UserError
 from sparrow.kernels.block_io import mixed_sum
 
 
@@ -52,3 +53,10 @@ def test_a_piece_that_cannot_be_read(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         pieces.write(tmp_path / "file", 100, fill)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="there is no file that fails")
+def test_a_device_that_fails() -> None:
+    told = r"^/proc/self/mem: cannot be read \(Input/output error\); check the device, or delete the checkpoint's"
+    with open("/proc/self/mem", "rb") as file, pytest.raises(UserError, match=told):
+        pieces.sum_of(file)

@@ -152,12 +152,16 @@ def test_a_block_of_another_file(tmp_path: Path, way: Any) -> None:
 
 
 @each_way
-def test_a_file_that_is_cut_while_it_is_open(tmp_path: Path, way: Any) -> None:
+@pytest.mark.parametrize("left", [0, 1, 511])
+def test_a_file_that_is_cut_while_it_is_open(tmp_path: Path, way: Any, left: int) -> None:
+    """Reads of a block end early, alone and among its neighbours."""
     map = written(tmp_path / "rows", way)
     with make(tmp_path / "rows", way, map=map) as blocks:
-        os.truncate(tmp_path / "rows", at(map, BLOCK).start + 0)
+        os.truncate(tmp_path / "rows", at(map, BLOCK).start + left)
         with pytest.raises(UserError, match=f"{ROWS_OF_BLOCK} .it ends within block"):
             blocks.wait(blocks.fetch(torch.tensor([20]), empty(), torch.tensor([20])))
+        with pytest.raises(UserError, match="table ads, rows .* is damaged .it ends within block"):
+            read(blocks)
 
 
 @each_way

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,13 @@ from sparrow.serving.deltas import TABLES
 from sparrow.serving.export import export
 from sparrow.serving.ssd import Ssd, UnreadableError
 from sparrow.serving.ssd.blocks import ROWS
+from sparrow.serving.ssd.rows import CachedRows
 from sparrow.trained.build import tables_of
 from sparrow.trained.run import Loop
 from sparrow.trained.scorer import restore
 from sparrow.training import train
 from tests.embeddings.test_members import CHOICES
+from tests.kernels.cached_rows import test_cached_rows as of_kernel
 from tests.runs import small_run
 from tests.serving.test_deltas import Days, trained
 
@@ -188,21 +192,40 @@ def days(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Days:
     return days
 
 
-def test_a_bad_block_gives_no_score(model: Path, log: Path, tmp_path: Path, expected: list[bytes]) -> None:
+def flip(cached: CachedRows, path: Path) -> None:
+    path.write_bytes(bytes(byte ^ 1 if at % 4096 == 100 else byte for at, byte in enumerate(path.read_bytes())))
+
+
+def cut(cached: CachedRows, path: Path) -> None:
+    os.truncate(path, 4096 + 100)
+
+
+def fail(cached: CachedRows, path: Path) -> None:
+    """Have reads end with EIO, see tests/kernels/cached_rows."""
+    of_kernel.fail(cached.of, 0)
+
+
+@pytest.mark.parametrize("fault", [flip, cut, fail])
+def test_a_bad_block_gives_no_score(
+    model: Path, log: Path, tmp_path: Path, expected: list[bytes], fault: Callable[[CachedRows, Path], None]
+) -> None:
     """It fails those who ask for its rows, as long as it is bad, and nothing of it stays in the cache."""
     scorer = load(model, ssd=ssd(tmp_path, in_memory=("item", "cat_0", "cat_1", "cat_2", "tags")))
     (cached,) = scorer.on_ssd[0].cached.values()
     rows = rows_of(scorer, log)
     path = cached.place / ROWS
     whole = path.read_bytes()
-    path.write_bytes(bytes(byte ^ 1 if at % 4096 == 100 else byte for at, byte in enumerate(whole)))
+    device = os.dup(cached.blocks.file.fd)
+    fault(cached, path)
     for _ in range(2):
-        with pytest.raises(UnreadableError, match=r"table user, rows .* is damaged .*; remove .*user-"):
+        with pytest.raises(UnreadableError, match=r"^table user, rows .*(is damaged|Input/output).*; remove .*user-"):
             scorer.score(rows)
     held = set(cached.of.rows_F.tolist())
     known = [row for row in rows if set(scorer.encoder.batch([row]).ids["user"].values_N.tolist()) <= held]
     assert known and np.array_equal(scorer.score(known), load(model).score(known))  # they ask for no bad block
     path.write_bytes(whole)
+    os.dup2(device, cached.blocks.file.fd)
+    os.close(device)
     assert answers(scorer, rows) == expected
 
 
