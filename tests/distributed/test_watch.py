@@ -52,15 +52,15 @@ def explain(ranks: list[Watch]) -> list[str]:
         return list(pool.map(lambda rank: rank.explain("Connection closed"), ranks))
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_512_ranks_learn_who_was_the_first(begin: Begin, told: bool) -> None:
+@pytest.mark.parametrize(("size", "told"), [(512, True), (64, False), pytest.param(512, False, marks=pytest.mark.slow)])
+def test_many_ranks_learn_who_was_the_first(begin: Begin, size: int, told: bool) -> None:
     """That a rank ended, or that it said nothing any more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        limits.allow(512)
+        limits.allow(size)
     except UserError as reason:
         pytest.skip(str(reason))
-    ranks = begin(512)
+    ranks = begin(size)
     first, others = ranks[7], ranks[:7] + ranks[8:]
     if told:
         first.end("feature 'user': id 99")

@@ -154,7 +154,10 @@ def test_a_run_goes_on_with_its_file(wide: Path, tmp_path: Path, in_memory: dict
     check_sizes(tmp_path)
 
 
-@pytest.mark.parametrize("change", ["folder", "seed", "frames", "lfu", "copy", "memory"])
+@pytest.mark.parametrize(
+    "change",
+    ["folder", "lfu", "copy", "memory", *(pytest.param(c, marks=pytest.mark.slow) for c in ("seed", "frames"))],
+)
 def test_a_run_goes_on_elsewhere(
     wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,7 +437,10 @@ def told(of: Trainer) -> dict[str, tuple[int, int, int]]:
     return {s.component.name: (s.hits, s.used - s.hits, s.left) for s in stores_of(of)}
 
 
-@pytest.mark.parametrize(("policy", "ahead"), [("lru", 0), ("lru", 2), ("lfu", 0), ("lfu", 2)])
+@pytest.mark.parametrize(
+    ("policy", "ahead"),
+    [("lru", 2), ("lfu", 0), *(pytest.param(*of, marks=pytest.mark.slow) for of in (("lru", 0), ("lfu", 2)))],
+)
 def test_after_a_resume_the_same_rows_leave(
     wide: Path, tmp_path: Path, policy: str, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,18 +54,26 @@ def fitted(log: Path, run_dir: Path, **changes: Any) -> tuple[dict[str, Any], li
     return found, [note for note in notes if note.startswith("loss: ")]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
+    """The log, and what a run with the plain loss finds and says."""
+    log = prepared(tmp_path_factory.mktemp("plain"))
+    return log, *fitted(log, log.parent / "run")
+
+
 @pytest.mark.parametrize(
     "loss", [pairwise.Config(), listwise.Config(), pairwise.Config(bce=0.0), listwise.Config(bce=0.0)]
 )
-def test_a_loss_that_compares_orders_the_rows_of_a_group(tmp_path: Path, loss: Any) -> None:
-    log = prepared(tmp_path)
+def test_a_loss_that_compares_orders_the_rows_of_a_group(
+    plain: tuple[Path, dict[str, Any], list[str]], tmp_path: Path, loss: Any
+) -> None:
+    log, of_plain, none = plain
     found, notes = fitted(log, tmp_path / "run", loss=loss)
-    plain, none = fitted(log, tmp_path / "plain")
-    assert found["valid"]["gauc"] > 0.7 and abs(found["valid"]["gauc"] - plain["valid"]["gauc"]) < 0.03
+    assert found["valid"]["gauc"] > 0.7 and abs(found["valid"]["gauc"] - of_plain["valid"]["gauc"]) < 0.03
     if loss.bce:
         assert 0.9 < found["valid"]["calibration"] < 1.1
     else:  # it learns nothing of what all rows of a request have in common
-        assert found["valid"]["ne"] > plain["valid"]["ne"] + 0.05
+        assert found["valid"]["ne"] > of_plain["valid"]["ne"] + 0.05
     assert none == notes == []  # requests stand side by side, and 4 divides the rows of a row group
     again = Run.load(tmp_path / "run" / "run.toml")
     assert again.loss == loss and restore(tmp_path / "run").run.loss == loss

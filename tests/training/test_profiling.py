@@ -12,7 +12,7 @@ from tests.runs import small_run
 
 
 def test_profile_says_where_a_steps_time_goes(prepared: Path, tmp_path: Path) -> None:
-    train(small_run(prepared, tmp_path / "run", loop=Loop(epochs=3)), profile=True)
+    train(small_run(prepared, tmp_path / "run", loop=Loop(epochs=2, max_steps=26)), profile=True)
     found = profiling.read(tmp_path / "run")
     assert found is not None
     parts = {row["part"]: row["ms_per_step"] for row in found["parts"]}

@@ -44,8 +44,10 @@ def counters(run: Run, folder: Path, share: float) -> dict[str, tuple[float, flo
     return made
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("share", "accumulate"),
+    [(0.1, 1), (0.3, 2), *(pytest.param(*of, marks=pytest.mark.slow) for of in ((0.3, 1), (0.1, 2)))],
+)
 def test_curves_say_what_frames_of_a_run_have(wide: Path, tmp_path: Path, share: float, accumulate: int) -> None:
     loop = Loop(max_steps=300 // accumulate, accumulate=accumulate)
     run = small_run(wide, tmp_path / "run", batch_size=16, loop=loop)

@@ -72,7 +72,7 @@ def test_shuffling_is_a_permutation_drawn_from_seed_and_epoch(dataset: Dataset) 
     assert all(code == row + 2 for row, code in by_row.items())  # a row's columns move together
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(1, 300), st.booleans(), st.floats(0, 2.2))
 def test_a_restored_loader_goes_on_bitwise(dataset: Dataset, batch_size: int, shuffle: bool, position: float) -> None:
     def make() -> Loader:
@@ -154,7 +154,7 @@ def test_serving_gets_the_batches_of_training(dataset: Dataset) -> None:
     assert (batch.labels_BT, batch.weights_B, batch.session_B) == (None, None, None)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(1, 300), st.booleans(), st.integers(1, 7), st.integers(0, 40), st.booleans())
 def test_readers_divide_every_batch(
     dataset: Dataset, batch_size: int, shuffle: bool, ranks: int, at: int, large: bool
@@ -213,7 +213,7 @@ def test_a_reader_reads_the_row_groups_of_its_rows(
     assert sorted(everyone) == list(range(64))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(1, 300), st.booleans(), st.integers(1, 5), st.integers(0, 40))
 def test_a_row_has_one_number_whoever_reads_it(
     dataset: Dataset, batch_size: int, shuffle: bool, ranks: int, at: int

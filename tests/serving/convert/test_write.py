@@ -44,6 +44,13 @@ def model(prepared: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) -
     return place / "model"
 
 
+@pytest.fixture(scope="module")
+def converted(model: Path) -> Path:
+    """The program of `model`, which tests only read."""
+    convert(model, model.parent / "small_onnx")
+    return model.parent / "small_onnx"
+
+
 def inputs_of(folder: Path, rows: slice, wider: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """What the program of a folder is given for some rows of its check.parquet, as a person would write it."""
     check, given = pq.read_table(folder / CHECK), {}
@@ -149,17 +156,16 @@ def test_a_program_of_torch_has_torchs_operators_alone(model: Path, tmp_path: Pa
         assert np.abs(run(given).detach().numpy() - expected_of(tmp_path / "out", rows)).max() <= 1e-6
 
 
-def test_onnx_has_standard_operators_and_no_path(model: Path, tmp_path: Path) -> None:
+def test_onnx_has_standard_operators_and_no_path(model: Path, converted: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed (the extra onnx)")
-    convert(model, tmp_path / "out")
-    file = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
-    onnx.checker.check_model(tmp_path / "out" / "model.onnx", full_check=True)
+    file = onnx.load(converted / "model.onnx", load_external_data=False)
+    onnx.checker.check_model(converted / "model.onnx", full_check=True)
     assert {node.domain for node in file.graph.node} == {""} and not file.functions
-    for path in (tmp_path / "out").iterdir():
+    for path in converted.iterdir():
         held = path.read_bytes()
-        assert not [one for one in (ROOT, model, tmp_path) if str(one).encode() in held]
+        assert not [one for one in (ROOT, model.parent) if str(one).encode() in held]
     apart = [x.dims for x in file.graph.initializer if x.data_location == x.EXTERNAL]
-    assert len(apart) > 5 and (tmp_path / "out" / "model.onnx").stat().st_size < 60_000
+    assert len(apart) > 5 and (converted / "model.onnx").stat().st_size < 60_000
 
 
 @pytest.mark.slow
@@ -206,7 +212,7 @@ def test_a_run_in_bf16_is_converted_in_fp32(prepared: Path, log: Path, tmp_path:
     assert 1e-5 < apart < 2e-2
 
 
-@pytest.mark.parametrize("kind", ["logistic", "isotonic"])
+@pytest.mark.parametrize("kind", [pytest.param("logistic", marks=pytest.mark.slow), "isotonic"])
 def test_what_scores_pass_through_last_is_in_the_program(kind: Any, prepared: Path, log: Path, tmp_path: Path) -> None:
     plain = served(prepared, log, tmp_path)
     export(tmp_path / "run", tmp_path / "right", [log], calibrate=kind)
@@ -222,10 +228,10 @@ def test_a_model_in_few_bits_is_refused(model: Path, prepared: Path, tmp_path: P
         convert(tmp_path / "few", tmp_path / "out")
 
 
-def test_the_documented_program_runs(model: Path, tmp_path: Path) -> None:
+def test_the_documented_program_runs(converted: Path, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     (program,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "onnxruntime" in code]
-    convert(model, tmp_path / "models" / "small_onnx")
+    shutil.copytree(converted, tmp_path / "models" / "small_onnx")
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert not done.stderr and float(done.stdout) <= 1e-5
 

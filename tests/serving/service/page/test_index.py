@@ -260,8 +260,14 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 1200])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1200),
+        ("dark", 320),
+        *(pytest.param(*of, marks=pytest.mark.slow) for of in (("light", 320), ("dark", 1200))),
+    ],
+)
 def test_it_is_readable_and_fits(
     scheme: str, width: int, opened: Callable[..., Page], service: Service, rows: list[dict[str, Any]]
 ) -> None:
