@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,6 +63,34 @@ def test_both_kernels_do_the_same(data: st.DataObject, policy: str, sets: int, p
         assert torch.equal(
             row_cache.slots_of(mine, everything, impl="cpp"), row_cache.slots_of(mine, everything, impl="reference")
         )
+
+
+@built
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_threads_change_nothing(threads: Callable[[int], None], policy: str) -> None:
+    """From 8,192 ids on they share a batch. Who enters, who leaves and the order of it are as with one thread."""
+    rows, sets = 20_000, 128
+    of = {count: frames(rows, sets, policy) for count in (0, 1, 2, 4)}  # 0 has the reference's
+    g, left = torch.Generator().manual_seed(0), 0
+    for batch in range(253, 258):  # counts grow old on the way
+        rows_N = (torch.rand(20_000, generator=g) ** 3 * rows).long() * 7919 % rows
+        made = {}
+        for count, its in of.items():
+            threads(max(count, 1))
+            made[count] = row_cache.admit(its, rows_N, batch, batch - 1, impl="cpp" if count else "reference")
+        want = made.pop(0)
+        order = want.rows_L.argsort()
+        left += int((want.old_L >= 0).sum())
+        for count, moves in made.items():
+            assert torch.equal(moves.rows_L, made[1].rows_L)  # in one order, in which those that leave are written
+            mine = moves.rows_L.argsort()
+            for name in ("frames_L", "rows_L", "old_L"):
+                assert torch.equal(getattr(moves, name)[mine], getattr(want, name)[order]), (count, name)
+            assert torch.equal(moves.slots_N, want.slots_N)
+            assert (moves.hits, moves.unique) == (want.hits, want.unique)
+            for name in ("tags_F", "stamps_F", "counts_R"):
+                assert torch.equal(getattr(of[count], name), getattr(of[0], name)), (count, name)
+    assert left > 1000
 
 
 @pytest.mark.parametrize("impl", IMPLS)
