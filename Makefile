@@ -30,7 +30,7 @@ demo: .venv/ready  ## generate a log with a known answer, prepare it, train on i
 	$(BIN)/sparrow evaluate runs/demo --split test
 
 test: setup lint  ## lint, layers, types, quick tests, a process a core
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-slow: setup
 	$(BIN)/pytest -m slow

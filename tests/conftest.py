@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -19,8 +20,15 @@ if not torch.cuda.is_available():  # before anything imports Triton kernels: the
 
 # torch asks the name server about every address that it connects to, and a lost answer costs five seconds unless told
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
+# tests kill processes, not the machine: what was written is read back, whether or not the disk has it yet
+FSYNC, os.fsync = os.fsync, os.fstat
 settings.register_profile("sparrow", deadline=None)  # a busy machine is slow, and no test is about time
 settings.load_profile("sparrow")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector need not look at it again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +46,12 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's own, which tests of its errors need."""
+    monkeypatch.setattr(os, "fsync", FSYNC)
 
 
 @pytest.fixture(scope="session")

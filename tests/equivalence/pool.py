@@ -64,6 +64,7 @@ class Pool:
 def _serve(pipe: Connection, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
+    os.fsync = os.fstat  # see tests/conftest.py
     world = World.begin()
     gc.freeze()  # what is there now is never looked at again: to collect what a case leaves takes milliseconds
     while (work := pipe.recv()) is not None:

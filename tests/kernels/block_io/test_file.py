@@ -165,6 +165,7 @@ def test_a_file_that_is_cut_while_it_is_open(tmp_path: Path, way: Any, left: int
 
 
 @each_way
+@pytest.mark.usefixtures("fsync")
 def test_a_device_that_fails(tmp_path: Path, way: Any) -> None:
     """A folder in the file's place refuses to be read or written."""
     map = written(tmp_path / "rows", way)
