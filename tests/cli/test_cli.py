@@ -456,7 +456,7 @@ def test_full_disks(here: Path, trained: Path, capsys: pytest.CaptureFixture[str
     ("name", "file", "flags", "least"),
     [
         ("criteo", "criteo/train_8000.tsv", [], 0.68),
-        ("census", "census_kdd/census-income.test.gz", ["--label", "c41"], 0.92),
+        pytest.param("census", "census_kdd/census-income.test.gz", ["--label", "c41"], 0.92, marks=pytest.mark.slow),
     ],
 )
 def test_real_logs_need_no_special_code(

@@ -164,7 +164,7 @@ def test_split_by_file_and_by_ratio(tmp_path: Path) -> None:
     assert any("all rows of one session in one part" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_split_by_a_column_and_up_to_a_time(tmp_path: Path, suffix: str) -> None:
     """The ids of the column are integers, which text may be read as or not."""
     files = cut(made(), tmp_path / "log", suffix)

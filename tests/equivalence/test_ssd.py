@@ -253,10 +253,11 @@ def test_ways_to_read_and_write(wide: Path, tmp_path: Path, monkeypatch: pytest.
     assert got == want and left > 100
 
 
-@pytest.mark.parametrize(
-    "of",
-    [CACHED | LFU, *(pytest.param(of, marks=pytest.mark.slow) for of in ({"tables.format.name": "fp16"}, CACHED))],
-)
+ROWS_OF = [{"tables.format.name": "fp16"}, CACHED, CACHED | LFU]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ROWS_OF)
 def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path, of: dict[str, Any]) -> None:
     on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk")}
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), of)
@@ -270,10 +271,16 @@ def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path, of: dict[st
             assert {n: of for n, of in got.items() if "progressive" not in n} == {
                 n: of for n, of in want.items() if "progressive" not in n
             }
-    place = str(tmp_path / "to and fro")  # every bit comes back
+
+
+@pytest.mark.parametrize("of", [*(pytest.param(of, marks=pytest.mark.slow) for of in ROWS_OF[:2]), ROWS_OF[2]])
+def test_a_run_goes_to_another_tier_and_back(wide: Path, tmp_path: Path, of: dict[str, Any]) -> None:
+    """Again and again, and every bit comes back."""
+    want, _ = fit(World(), str(wide), str(tmp_path / "memory"), of)
     for number, steps in enumerate((10, 17, 23, 30, 40)):
-        how = of | tiers[1 - number % 2] | {"loop.max_steps": steps}
-        got, _ = fit(World(), str(wide), place, how, resume=number > 0)
+        tier = {} if number % 2 else ON_SSD | {"ssd": str(tmp_path / "disk")}
+        how = of | tier | {"loop.max_steps": steps}
+        got, _ = fit(World(), str(wide), str(tmp_path / "to and fro"), how, resume=number > 0)
     assert all(got[name] == of for name, of in want.items() if "progressive" not in name)
 
 

@@ -175,7 +175,13 @@ KILLED = """
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("addressing", [None, dynamic.Config(rows=60, after=2, evict="lfu", half_life=500.0)])
+@pytest.mark.parametrize(
+    "addressing",
+    [
+        None,
+        pytest.param(dynamic.Config(rows=60, after=2, evict="lfu", half_life=500.0), id="lfu", marks=pytest.mark.slow),
+    ],
+)
 def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path, addressing: Any) -> None:
     changes = {
         "loop": Loop(epochs=4, evaluate_every=5),

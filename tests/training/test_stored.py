@@ -69,7 +69,9 @@ def test_evaluation_counts_nothing(prepared: Path, tmp_path: Path) -> None:
     assert 0 < min(never["tables"]["hit_rate"].values()) < 0.99
 
 
-@pytest.mark.parametrize("tables", [FEW, TableChoices()], ids=["cache", "none"])
+@pytest.mark.parametrize(
+    "tables", [pytest.param(FEW, id="cache"), pytest.param(TableChoices(), id="none", marks=pytest.mark.slow)]
+)
 def test_bytes_are_those_of_the_tensors_and_of_the_preflight(
     prepared: Path, tmp_path: Path, tables: TableChoices, capsys: pytest.CaptureFixture[str]
 ) -> None:

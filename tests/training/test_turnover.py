@@ -146,7 +146,10 @@ def test_evaluation_and_prediction_only_read(prepared: Path, tmp_path: Path) -> 
     assert all(torch.equal(before[name], t) for name, t in found.model.state_dict().items())
 
 
-@pytest.mark.parametrize("tables", [choices(), choices(after=3, ttl=900)], ids=["lru", "ttl"])
+@pytest.mark.parametrize(
+    "tables",
+    [pytest.param(choices(), id="lru", marks=pytest.mark.slow), pytest.param(choices(after=3, ttl=900), id="ttl")],
+)
 def test_bytes_are_those_of_the_preflight_and_all_is_shown(
     prepared: Path, tmp_path: Path, tables: TableChoices, capsys: pytest.CaptureFixture[str]
 ) -> None:

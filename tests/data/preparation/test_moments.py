@@ -64,7 +64,7 @@ def schema_of(kinds: frozenset[str], min_count: int, **split: float) -> Schema:
 KINDS = st.frozensets(st.sampled_from(["time", "group"]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(ROW, min_size=4, max_size=30), st.lists(ROW, max_size=12), KINDS, st.integers(1, 3), st.integers(1, 4))
 def test_an_id_is_known_where_earlier_moments_have_it(
     tmp_path_factory: pytest.TempPathFactory, log, later, kinds, min_count: int, most: int
@@ -117,7 +117,7 @@ def test_an_id_is_known_where_earlier_moments_have_it(
         previous = made.out
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(ROW, min_size=1, max_size=40), KINDS, st.lists(st.integers(0, 40), max_size=4), st.integers(1, 5))
 def test_moments_do_not_depend_on_where_a_log_is_cut(log, kinds, cuts, most: int) -> None:
     """Batches of one clock, and pieces with clocks of their own that know what the piece before ended with."""
