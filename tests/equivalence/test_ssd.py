@@ -19,6 +19,7 @@ import torch
 
 from sparrow import checkpoint, data
 from sparrow.analysis import usage as of_usage
+from sparrow.cli import main
 from sparrow.core import Chunk, KeyedJagged, UserError
 from sparrow.data.batches.loader import Share
 from sparrow.distributed import World
@@ -36,6 +37,7 @@ from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import restore
 from sparrow.training.feed import Feed
 from sparrow.training.loop import Trainer
+from tests.analysis.pages import page
 from tests.data.grouped import SCHEMA, made
 from tests.equivalence.pool import Pool
 from tests.runs import run_of
@@ -328,9 +330,49 @@ def test_runs_on_many_ranks(ranks: Callable[[int], Pool], wide: Path, tmp_path: 
     if size == 2:
         got = ranks(size).run(fit, str(wide), str(tmp_path / "host"), changes | HOST)
         assert got[0][0] == want[0][0] and sum(left for _, left in got) > 0
-    one, _ = fit(World(), str(wide), str(tmp_path / "ssd"), {**on_ssd, "loop.max_steps": 25}, resume=True)
-    other, _ = fit(World(), str(wide), str(tmp_path / "memory"), {"loop.max_steps": 25}, resume=True)
-    assert one == other
+    went_on = [(1, "row_wise", 25)]
+    if size == 2:
+        went_on += [(2, "column_wise", 30), (4, "table_wise", 35), (2, "row_wise", 40)]
+    for number, plan, steps in went_on:  # each reads what the one before has written, with other parts of tables
+        how = {"sharding.plan": plan, "loop.max_steps": steps}
+        found = []
+        for name, tier in (("ssd", on_ssd | {"tables.tier.fraction": 0.4}), ("memory", {})):
+            given = (str(wide), str(tmp_path / name), tier | how, True)
+            found.append(ranks(number).run(fit, *given) if number > 1 else [fit(World(), *given)])
+        assert found[0][0][0] == found[1][0][0], (number, plan)
+
+
+@pytest.fixture(scope="module")
+def finished(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same run in memory and on an SSD."""
+    place = tmp_path_factory.mktemp("finished")
+    for name, tier in (("memory", {}), ("ssd", ON_SSD | {"ssd": str(place / "disk")})):
+        fit(World(), str(wide), str(place / name), tier)
+    return [place / "memory", place / "ssd"]
+
+
+def cells_of(path: Path) -> list[str]:
+    """What a report says, but for bytes of memory."""
+    return [cell for cell in page(path).cells if not cell.endswith("B")]
+
+
+COMMANDS: dict[str, tuple[list[str], Callable[[Path], Any]]] = {
+    "evaluate": (["--json-out"], Path.read_text),
+    "predict": (["LOG", "--out"], pq.read_table),
+    "report": (["--rows", "0", "--by", "user", "--out"], cells_of),
+}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", pytest.param("report", marks=pytest.mark.slow)])
+def test_commands_on_a_finished_run(finished: list[Path], log_of_wide: Path, tmp_path: Path, command: str) -> None:
+    flags, told = COMMANDS[command]
+    said = []
+    for run in finished:
+        given = [str(log_of_wide) if flag == "LOG" else flag for flag in flags]
+        out = tmp_path / f"{run.name}.parquet"
+        assert main([command, str(run), *given, str(out)]) == 0
+        said.append(told(out))
+    assert said[0] == said[1]
 
 
 def test_what_a_run_has_learnt_is_read_by_all(
