@@ -95,9 +95,8 @@ class Placement:
 
     @property
     def examples_per_s(self) -> float:
-        """What tables allow at most: the disk works beside the processor. Infinity where nothing is looked up."""
-        ms = max(self.ms_disk, sum(table.cost.ms_processor for table in self.tables.values()))
-        return self.batch_size / ms * 1e3 if ms else float("inf")
+        """What tables allow at most, see `tiering.speed`."""
+        return tiering.speed([table.cost for table in self.tables.values()], self.batch_size)
 
     def save(self, path: Path, run: Run) -> None:
         """Write a plan file, with the layouts of the run's plan."""

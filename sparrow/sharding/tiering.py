@@ -209,6 +209,15 @@ def cost(uses: Sequence[Use], tier: Tier, device: Device) -> Cost:
     )
 
 
+def speed(costs: Sequence[Cost], batch_size: int) -> float:
+    """Returns how many examples/s tables allow at most: the disk works beside the processor, and tables share either.
+
+    It is infinity where nothing is looked up.
+    """
+    ms = max(sum(one.ms_disk for one in costs), sum(one.ms_processor for one in costs))
+    return batch_size / ms * 1e3 if ms else math.inf
+
+
 def smallest(uses: Sequence[Use]) -> int:
     """Returns the fewest bytes of frames with which a table can be on an SSD: all batches under way have their rows."""
     return max(_bytes_of(use.component, min(use.curve.most, use.component.rows)) for use in uses)

@@ -31,13 +31,12 @@ from sparrow.layers.precision import AUTO
 from sparrow.losses import binary_cross_entropy
 from sparrow.optimizers import FewBits
 from sparrow.sharding.plan import Grid, tiers_of
-from sparrow.sharding.tiering import USUAL
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
 from sparrow.training.disk import bytes_of_checkpoints, check_disks
 from sparrow.training.dropout import default_shares
-from sparrow.training.reuse import speed_on_ssd
+from sparrow.training.reuse import on_ssd
 
 PROBE_ROWS = 256
 _FEWER = "prepare with a larger min_count or fewer rows, or choose a smaller --tables.format.name, such as int8"
@@ -182,7 +181,7 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     if needs.device and size <= free:
         place, parts, size, free = f"memory of {run.device}", needs.device, needs.bytes_device, _free_device(run)
     told = ", ".join(f"{name} {gb(of)}" for name, of in sorted(parts.items(), key=lambda item: -item[1]) if of)
-    remedy = _remedy(run, needs, dataset, ranks, per_host) + _on_ssd(run, needs, dataset, ranks)
+    remedy = _remedy(run, needs, dataset, ranks, per_host) + _on_ssd(run, needs, dataset, ranks, per_host)
     raise UserError(f"{place}: the run needs {gb(size)} and {gb(free)} are there ({told}); {remedy}")
 
 
@@ -387,17 +386,16 @@ def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int)
     return remedies[max(remedies, key=lambda part: parts[part])]
 
 
-def _on_ssd(run: Run, needs: Needs, dataset: Dataset, ranks: int) -> str:
+def _on_ssd(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int) -> str:
     """Returns what an SSD would do, where tables are most of what the run needs; "" where it would not help."""
-    if ranks > 1 or 2 * needs.host.get("tables", 0) < needs.bytes_host:
+    if 2 * needs.host.get("tables", 0) < needs.bytes_host:
         return ""
-    found = speed_on_ssd(run, dataset, lambda smaller: _fits(estimate(smaller, dataset), smaller, 1))
-    if found is None:
-        return ""
-    size, memory, speed = found
-    told = f"{gb(memory)} of them in memory and at most {speed:,} examples/s at {USUAL:,.0f} reads/s"
-    setting = f"--ssd DIR --tables.tier.name ssd --tables.tier.bytes {size}"
-    return f"; or tables on an SSD fit ({setting}), with {told}; `sparrow plan RUN --ssd DIR` divides memory better"
+    if ranks > 1:  # a plan may have copies, which have no tier
+        run = dataclasses.replace(run, sharding=dataclasses.replace(run.sharding, plan="auto"))
+    told = on_ssd(run, dataset, lambda other: _fits(estimate(other, dataset, ranks, per_host), other, per_host))
+    if told and ranks > 1:
+        told = f"--sharding.plan auto {told} in one process"
+    return told and f"; or tables on an SSD fit: {told}; `sparrow plan RUN --ssd DIR` divides memory better"
 
 
 def _smaller(run: Run) -> Iterator[tuple[str, str, Any]]:

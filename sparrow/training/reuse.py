@@ -6,17 +6,19 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from sparrow.core import Batch
+from sparrow.core.memory import gb
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, EmbeddingTables, TableSpec, unallocated
 from sparrow.embeddings.spec import Tier
 from sparrow.sharding.curves import Trace
-from sparrow.sharding.tiering import Device, Use, cost, largest, smallest
+from sparrow.sharding.tiering import Device, Use, cost, largest, probed, smallest, speed
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.run import MOST_AHEAD, Run
 from sparrow.training.compared import side_by_side
@@ -25,6 +27,7 @@ from sparrow.training.feed import Feed
 
 EXAMPLES = 1_000_000  # read by default, which takes some seconds
 FEW = 100_000  # read for a word of advice
+TRIED = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # of the bytes with which each row has a frame
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -66,26 +69,37 @@ def uses(run: Run, dataset: Dataset, examples: int = EXAMPLES, told: Progress = 
     return {spec.name: [use(component) for component in spec.components] for spec in specs}
 
 
-def speed_on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> tuple[int, int, int] | None:
-    """Returns how a run fits when its tables are on an SSD, or None: `tables.tier.bytes`, bytes of memory, examples/s.
+def on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> str:
+    """Returns with which settings a run fits when its tables are on an SSD, and how fast it is then; "" for none.
 
-    The setting is the largest that was tried. What `sparrow plan` finds is at least as fast.
+    They are the smallest, with which all batches under way have their rows, and the largest that was tried. What
+    `sparrow plan` finds is at least as fast. The disk is probed if the run names a folder.
 
     Args:
         run: its settings, with every choice made.
         dataset: the prepared log.
         fits: whether a run with other tiers fits into memory.
     """
-    found = uses(run, dataset, FEW)
+    window = (1 + MOST_AHEAD) * run.loop.accumulate
+    found = uses(run, dataset, max(FEW, 2 * window * run.data.batch_size))
     rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
     least, most = (max(map(bound, found.values()), default=0) for bound in (smallest, largest))
-    for size in (max(least, int(share * most)) for share in (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 0.0)):
-        tiers = {name: Tier(name="ssd", bytes=size) for name in found}
-        if found and fits(replace(run, tables=run.tables.placed(tiers, rows))):
-            costs = [cost(of, tiers[name], Device()) for name, of in found.items()]
-            seconds = sum(one.ms for one in costs) / 1e3
-            return size, sum(one.bytes for one in costs), int(run.data.batch_size / max(seconds, 1e-9))
-    return None
+
+    def placed(size: int) -> Run:
+        return replace(run, tables=run.tables.placed(dict.fromkeys(found, Tier(name="ssd", bytes=size)), rows))
+
+    sizes = sorted({least, *(max(least, int(share * most)) for share in TRIED)}, reverse=True)
+    fitting = next((size for size in sizes if fits(placed(size))), None)
+    if not found or fitting is None:
+        return ""
+    device = Device() if run.ssd is None else probed(Path(run.ssd))
+    told = []
+    for size in sorted({least, fitting}):
+        costs = [cost(of, Tier(name="ssd", bytes=size), device) for of in found.values()]
+        memory, rate = gb(sum(one.bytes for one in costs)), speed(costs, run.data.batch_size)
+        told.append(f"--tables.tier.bytes {size} ({memory} of them in memory, at most {rate:,.0f} examples/s)")
+    setting = f"--ssd {run.ssd or 'DIR'} --tables.tier.name ssd"
+    return f"{setting} with {' to '.join(told)}, at {device.reads_per_s:,.0f} reads/s"
 
 
 def tables_for(run: Run, dataset: Dataset) -> list[EmbeddingTables]:

@@ -27,9 +27,10 @@ from sparrow.layers import Precision
 from sparrow.layers.recipe import Recipe
 from sparrow.losses import bce, listwise, pairwise
 from sparrow.models import dcnv2, dlrm, logistic, wukong
+from sparrow.sharding.tiering import Device
 from sparrow.trained.build import build, tables_of
 from sparrow.trained.run import Data, Run, Sharding
-from sparrow.training import preflight, train
+from sparrow.training import preflight, reuse, train
 from sparrow.training.preflight import resolved
 
 
@@ -229,22 +230,64 @@ def test_smaller_vectors_when_tables_are_what_is_large(prepared: Path, monkeypat
         preflight.check_fits(run, log)
 
 
-def test_an_ssd_when_tables_are_what_is_large(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+ON_SSD = r"--tables.tier.bytes (\d+) \([\d.]+ [GM]B of them in memory, at most ([\d,]+) examples/s\)"
+
+
+def told_of_an_ssd(run: Run, log: Dataset, ranks: int = 1) -> tuple[str, list[tuple[Run, float]]]:
+    """What a refusal says, and each run that it says to fit, with its examples/s."""
+    with pytest.raises(UserError) as error:
+        preflight.check_fits(run, log, ranks, ranks)
+    said = str(error.value)
+    assert "\n" not in said
+    found = []
+    for size, rate in re.findall(ON_SSD, said):
+        tables = replace(run.tables, tier=Tier(name="ssd", bytes=int(size)))
+        smaller = replace(run, tables=tables, sharding=replace(run.sharding, plan="auto"))
+        preflight.check_fits(smaller, log, ranks, ranks)  # so it does
+        found.append((smaller, float(rate.replace(",", ""))))
+    return said, found
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_an_ssd_when_tables_are_what_is_large(prepared: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    """From the smallest setting to the largest that was tried, on one rank and where a plan would have copies."""
     log = with_large_tables(prepared)
-    run = make(prepared, model=dlrm.Config(dim=16))
+    run = make(prepared, model=dlrm.Config(dim=16), sharding=Sharding(plan="data_parallel"))
+    limit = preflight.estimate(run, log, ranks, ranks).bytes_host * 0.4 * ranks
+    monkeypatch.setattr(preflight, "available_bytes", lambda: limit)
+    said, ((least, slow), (most, fast)) = told_of_an_ssd(run, log, ranks)
+    assert re.search(r"on an SSD fit: .*--ssd DIR --tables.tier.name ssd with .* to .*, at 45,000 reads/s", said)
+    assert ("--sharding.plan auto" in said) == ("in one process" in said) == (ranks > 1)
+    assert 20 * least.tables.tier.bytes < most.tables.tier.bytes and slow <= fast
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 1)
+    said, found = told_of_an_ssd(run, log, ranks)
+    assert not found and "on an SSD fit" not in said
+
+
+def test_the_speed_with_an_ssd_is_that_of_the_disk_that_is_named(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I reads/s, l different rows an example, miss ratio m, and the share w of rows that leave: I / (l m (1 + 2w))."""
+    log, few = with_large_tables(prepared), Data(path=str(prepared), batch_size=64)
+    run = replace(make(prepared, model=dlrm.Config(dim=16), ssd=str(tmp_path)), data=few)
     limit = preflight.estimate(run, log).bytes_host * 0.4
     monkeypatch.setattr(preflight, "available_bytes", lambda: limit)
-    said = r"on an SSD fit \(--ssd DIR --tables.tier.name ssd --tables.tier.bytes (\d+)\), with .* at 45,000 reads/s"
-    with pytest.raises(UserError, match=said) as error:
-        preflight.check_fits(run, log)
-    assert "\n" not in str(error.value)
-    (size,) = re.findall(said, str(error.value))
-    tables = replace(run.tables, tier=Tier(name="ssd", bytes=int(size)))
-    preflight.check_fits(replace(run, tables=tables), log)  # so it does
-    monkeypatch.setattr(preflight, "available_bytes", lambda: 1)
-    with pytest.raises(UserError) as refused:
-        preflight.check_fits(run, log)
-    assert "on an SSD fit" not in str(refused.value)
+    monkeypatch.setattr(reuse, "FEW", 2000)  # of the beginning, so that the rest reads rows that were learnt before
+    rates = []
+    for reads in (1000.0, 2000.0):
+        device = Device(reads_per_s=reads, bytes_per_s=1e15, processor_s=1e-12)
+        monkeypatch.setattr(reuse, "probed", lambda folder, device=device: device)
+        said, ((smaller, rate), *_) = told_of_an_ssd(run, log)
+        assert f"--ssd {tmp_path} --tables.tier.name ssd" in said and f"at {reads:,.0f} reads/s" in said
+        used = [use for of in reuse.uses(run, log, 2000).values() for use in of]
+        misses = first = 0.0
+        for use in used:
+            frames, _ = replace(use.component, tier=smaller.tables.tier).tier_frames(use.component.rows)
+            misses += use.references * use.curve.miss_ratio(frames) / 64
+            first += use.references * use.curve.cold / 64
+        assert reads / misses / 3 <= rate <= reads / first * 1.01  # rows that wait to be written are not read
+        rates.append(rate)
+    assert rates[1] == pytest.approx(2 * rates[0], rel=0.01)
 
 
 def test_sizes_are_found_without_memory_and_without_torchs_compiler(prepared: Path) -> None:
