@@ -55,3 +55,44 @@ def limited(groups: list[Path], work: Callable[..., Any], *args: Any) -> Any:
     finally:
         process.join()
     return found
+
+
+def _stands(groups: list[Path], asked: Any, made: Callable[..., Callable[..., Any]], args: tuple[Any, ...]) -> None:
+    for path in groups:
+        (path / "cgroup.procs").write_text(str(os.getpid()))
+    answer = made(*args)
+    asked.send(None)
+    while (given := asked.recv()) is not None:
+        asked.send(answer(*given))
+
+
+@contextmanager
+def standing(groups: list[Path], made: Callable[..., Callable[..., Any]], *args: Any) -> Iterator[Callable[..., Any]]:
+    """A function that answers in a new process within some groups: what made(*args) returns there.
+
+    Raises:
+        RuntimeError: when the process ends without an answer, see `limited`.
+    """
+    context = multiprocessing.get_context("spawn")
+    mine, its = context.Pipe()
+    process = context.Process(target=_stands, args=(groups, its, made, args))
+    process.start()
+    its.close()
+
+    def answered() -> Any:
+        try:
+            return mine.recv()
+        except EOFError:
+            raise RuntimeError(f"{made.__name__} ended without an answer") from None
+
+    def ask(*given: Any) -> Any:
+        mine.send(given)
+        return answered()
+
+    try:
+        answered()
+        yield ask
+        mine.send(None)
+    finally:
+        mine.close()  # a process that still waits ends then
+        process.join()

@@ -15,12 +15,18 @@ with an id an example in it, with four, with 26, and with ids that are all as fr
 are full of the rows that LRU would have there, and every row was written, as after a long run. Then with few, and with
 frames that are empty at first. 1e9 rows in bf16 take 37 GB.
 
-"mapped" is "train" beside the same table as a mapped file, with the same memory (as root, with cgroup v1).
+"mapped" is "train" beside the same table as a mapped file, with the same memory (as root, with cgroup v1). Both take
+turns.
 
-"throttled" is "train" on a device with few reads a second, for each depth of looking ahead (as root, with cgroup v1).
+"throttled" is "train" on a device with few reads a second, for each depth of looking ahead: how long a step waits for
+rows, and what the device allows (as root, with cgroup v1).
 
 "plan" is eight unequal tables in memory for three tenths of their rows: the placement that `sparrow plan` would choose
-beside others, and the time that it predicts beside what steps took.
+beside others, and the time that it predicts beside what steps took. Hit ratios stand beside those of LRU's curve and of
+the most frequent rows.
+
+"globo" is recipes/globo.toml with its user table on the SSD, with frames for 1 % of its rows, beside the same in
+memory: all that is learnt has the same bits. It needs the log (--globo).
 
 "pause" is for how long training waits for a checkpoint, beside a plain write of as many bytes. What was written is read
 back before a time is printed, in the order of rows and by a run that goes on.
@@ -33,11 +39,14 @@ the bit. Rates, p99 at several rates, CPU of a read, bytes beside the kernel's, 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import tiers_blocks
+import tiers_globo
 import tiers_mapped
 import tiers_pause
 import tiers_plan
@@ -45,6 +54,7 @@ import tiers_rocksdb
 import tiers_serve
 import tiers_throttled
 import tiers_train
+from limited import ROOT
 
 CASES = {
     "blocks": tiers_blocks.run,
@@ -54,8 +64,18 @@ CASES = {
     "throttled": tiers_throttled.run,
     "pause": tiers_pause.run,
     "plan": tiers_plan.run,
+    "globo": tiers_globo.run,
     "serve": tiers_serve.run,
 }
+
+
+def lacks(case: str, quick: bool, globo: Path | None) -> str:
+    """Returns what a case needs that is not here, or ""."""
+    if case == "rocksdb" and find_spec("rocksdict") is None:
+        return "rocksdict"
+    if case in ("mapped", "throttled", *([] if quick else ["train"])) and not os.access(ROOT / "memory", os.W_OK):
+        return "root and cgroup v1"
+    return "--globo LOG" if case == "globo" and globo is None else ""
 
 
 def main() -> None:
@@ -65,12 +85,17 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rows", type=int, default=1_000_000_000, help='of the large table of "train" and "mapped"')
     parser.add_argument("--clicks", type=Path, help='of "serve": Globo\'s, as one Parquet file (kept lists that grow)')
+    parser.add_argument("--globo", type=Path, help='of "globo": its requests, as a file, or prepared for the recipe')
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     sized = {name: partial(CASES[name], rows=options.rows) for name in ("train", "mapped")}
     cases = {**CASES, **sized, "serve": partial(tiers_serve.run, clicks=options.clicks)}
+    cases["globo"] = partial(tiers_globo.run, log=options.globo)
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         for case in options.cases:
+            if lack := lacks(case, options.quick, options.globo):
+                print(f"{case}: left out, it needs {lack}")
+                continue
             cases[case](Path(folder), options.quick)
 
 

@@ -119,6 +119,24 @@ def one_row_a_block(layout: Layout, count: int, random: torch.Generator) -> Tens
     return blocks_N * layout.per_block + torch.randint(layout.per_block, (count,), generator=random)
 
 
+def probed(folder: Path, quick: bool) -> float:
+    """Prints and returns how many random blocks of 4 KiB a second the device reads, at the best number at a time."""
+    blocks = 20_000 if quick else 100_000
+    with filled(folder, blocks, 4096) as (path, layout, map):
+        rows_N = one_row_a_block(layout, blocks, torch.Generator().manual_seed(0))
+        with Blocks(path, layout, table="t", map=map, is_written=False) as opened:
+            places_N = map.places_K[rows_N // layout.per_block].contiguous()
+            rate = max(bare(opened, places_N, depth).per_s for depth in (16, 32, 64))
+    print(f"the device reads {rate:,.0f} blocks of 4 KiB a second, 16 to 64 at a time", flush=True)
+    return rate
+
+
+def of_process(name: str) -> int:
+    """Returns a number that the kernel keeps of this process's reads and writes, such as "read_bytes"."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(name)))
+
+
 def median(rates: list[Rate]) -> str:
     """Reads/s and CPU of the median turn."""
     return f"{statistics.median(r.per_s for r in rates):9,.0f}/s {statistics.median(r.cpu_us for r in rates):6.2f} us"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tiers_blocks import FIELDS, Rate, Reader, median, one_row_a_block, record, timed
+from tiers_blocks import FIELDS, Rate, Reader, median, of_process, one_row_a_block, probed, record, timed
 from torch import Tensor
 
 from sparrow.kernels.block_io import Blocks, Layout
@@ -105,17 +105,11 @@ class RocksDb:
         return sum(file.stat().st_size for file in self.path.iterdir()) / 1e9
 
 
-def _written() -> int:
-    """Returns how many bytes this process has had written to devices."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("write_bytes")).split()[1])
-
-
 def _per_row(work: Callable[[], object], count: int) -> tuple[Rate, float]:
     """Returns the rate of writing rows, and how many bytes were written for a byte of them."""
-    before = _written()
+    before = of_process("write_bytes")
     rate = timed(work, count)
-    return rate, (_written() - before) / (count * Layout(fields=FIELDS, rows=0).record_bytes)
+    return rate, (of_process("write_bytes") - before) / (count * Layout(fields=FIELDS, rows=0).record_bytes)
 
 
 def run(folder: Path, quick: bool) -> None:
@@ -123,6 +117,7 @@ def run(folder: Path, quick: bool) -> None:
     blocks, turns = (20_000, 2) if quick else (400_000, 5)
     rows, random = blocks * Layout(fields=FIELDS, rows=0).per_block, torch.Generator().manual_seed(0)
     layout = Layout(fields=FIELDS, rows=rows)
+    probed(folder, quick)
     begun = time.perf_counter()
     with Blocks(folder / "blocks", layout, table="t") as ours:
         for first in range(0, rows, 1 << 18):
