@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import statistics
 import tempfile
 import time
@@ -52,8 +53,7 @@ from sparrow.analysis.numerics.measure import (
     drawn,
     factors,
     gathered,
-    geometric_mean,
-    judge_of,
+    judges_of,
     standard,
 )
 from sparrow.core.memory import keep_freed_memory
@@ -145,6 +145,11 @@ def inputs_case(work: Path, quick: bool) -> None:
         for which in PASSES:
             factor = geometric_mean(every[which, kind])
             at_most(f"MERE, {kind}, {which}, over the log's own", max(factor, 1 / factor), 1.15)
+
+
+def geometric_mean(ratios: list[float]) -> float:
+    """Of positive numbers; NaN of none."""
+    return statistics.geometric_mean(ratios) if ratios else math.nan
 
 
 def off(ratios: list[float]) -> float:
@@ -253,7 +258,7 @@ def damage_case(work: Path, quick: bool) -> None:
     every = []
     for name, place in runs(work, quick):
         sites, found = sites_of(place), restore(place, which="last")
-        judge, _ = judge_of(data.open(found.run.data.path), 2_000 if quick else 20_000)
+        (judge, _), _ = judges_of(data.open(found.run.data.path), 2_000 if quick else 20_000)
         _, rises = damage(found, [site.name for site in sites], PRECISIONS, judge, quiet)
         for precision in PRECISIONS:
             mere = [merest(site.operands, "forward")[precision] for site in sites]

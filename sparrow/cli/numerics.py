@@ -30,7 +30,7 @@ def numerics(
         run_dir: The directory of a `sparrow train` job. Needed, but with --formats it is not.
         precision: The precision that tables show, such as bf16, mxfp8, mx6 or fp8; the page has a map of all.
         ne_budget: How much NE may rise by the recipe's products together, as a share of it.
-        rows: Rows of the valid part by which NE is judged; of a log without one, its last rows.
+        rows: Rows of the valid part by which NE is judged, and as many to check the recipe; else the log's last rows.
         checkpoint: "best" (else the last), "last", or a step number.
         formats: Show the number formats instead: bits, range, decibels, and the bound of these.
     """
@@ -53,8 +53,9 @@ def numerics(
     if done.rise is not None:
         rise = f"{100 * done.rise.value:+.4f} % (95 %: at most {100 * done.rise.upper:+.4f} %)"
         _show.out.print(
-            f"NE is {done.ne:.5f}; by the recipe it is above that of fp32 by {rise}", markup=False, soft_wrap=True
-        )
+            f"NE is {done.ne:.5f}; by the recipe it is above that of fp32 by {rise}, on rows that have not chosen it",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
     _show.out.print(f"{run_dir / PAGE}: open it in a browser; {run_dir / RECIPE}: for --precision", soft_wrap=True)
 
 

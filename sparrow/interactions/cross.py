@@ -101,7 +101,7 @@ class _Cross(torch.autograd.Function):
             grad_biases.append(grad_bias)
             for i in reversed(range(layer * factors, (layer + 1) * factors)):
                 if (watch := ctx.watches[i]) is not None:
-                    watch(inputs[i], ctx.told[i], flowing)
+                    watch.told(inputs[i], ctx.told[i], flowing)
                 grad_weights.append(weight_gradient(flowing, inputs[i], ways[i], ctx.dtypes[i]))
                 if i > layer * factors:
                     flowing = input_gradient(flowing, weights[i], ways[i])

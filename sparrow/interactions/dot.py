@@ -55,5 +55,5 @@ class _Pairs(torch.autograd.Function):
         pair_FF[row_P, column_P] = pair_FF[column_P, row_P] = torch.arange(len(row_P), device=row_P.device)
         grad_BFF = F.pad(grad_BP, (0, 1)).index_select(1, pair_FF.flatten()).unflatten(1, pair_FF.shape)
         if ctx.watch is not None:
-            ctx.watch(vectors_BFD, vectors_BFD, grad_BFF)
+            ctx.watch.told(vectors_BFD, vectors_BFD, grad_BFF)
         return multiplied(grad_BFF, vectors_BFD, ctx.how and ctx.how.recipe.input_gradient, ctx.how), None, None

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sparrow.layers.site import Matmul, Watch
+from sparrow.layers.watch import some
 
 
 class Attention(nn.Module):
@@ -43,18 +44,18 @@ class Attention(nn.Module):
             scale: by default D**-0.5.
             seen: bool, which positions [length, length] each one sees, instead of `causal`. It may have leading dims.
         """
-        shares = partial(_shares, dim=query.shape[-1], causal=causal, scale=scale, seen=seen)
+        shares = partial(_shares, dim=query.shape[-1], causal=causal, scale=scale)
         if self.scores.way is None and self.mixed.way is None:
             with sdpa_kernel(SDPBackend.MATH) if query.is_cuda else nullcontext():
                 out = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=causal, scale=scale)
             of_scores, of_mixed = self.scores.watch, self.mixed.watch
             if of_scores is not None and of_mixed is not None and out.requires_grad:
-                out.register_hook(partial(_tell, (of_scores, of_mixed), (query, key, value), shares))
+                out.register_hook(partial(_tell, (of_scores, of_mixed), (query, key, value), shares, seen))
             return out
-        return self.mixed(shares(self.scores(query, key.mT)).to(value.dtype), value)
+        return self.mixed(shares(self.scores(query, key.mT), seen=seen).to(value.dtype), value)
 
 
-def _shares(scores: Tensor, dim: int, causal: bool, scale: float | None, seen: Tensor | None) -> Tensor:
+def _shares(scores: Tensor, *, dim: int, causal: bool, scale: float | None, seen: Tensor | None) -> Tensor:
     """Returns the softmax of query key^T, fp32. dim: of a query."""
     scores = scores.float() * (dim**-0.5 if scale is None else scale)
     if causal:
@@ -67,15 +68,22 @@ def _shares(scores: Tensor, dim: int, causal: bool, scale: float | None, seen: T
 def _tell(
     watches: tuple[Watch, Watch],
     inputs: tuple[Tensor, Tensor, Tensor],
-    shares: Callable[[Tensor], Tensor],
+    shares: Callable[..., Tensor],
+    seen: Tensor | None,
     grad: Tensor,
 ) -> None:
-    """Tell those who watch of both products. They are computed again, because torch computed them together."""
-    q, k, v, dy = (x.detach().float() for x in (*inputs, grad))
+    """Tell those who watch of some examples of both products.
+
+    These are computed again, because torch computed both products together.
+    """
+    of_scores, of_mixed = watches
+    most, rows = of_scores.most, grad.shape[:-1].numel()
+    if seen is not None:
+        seen = some(seen.expand(*inputs[0].shape[:-1], inputs[1].shape[-2]), most)
+    q, k, v, dy = (some(x, most).float() for x in (*inputs, grad))
     with torch.enable_grad():
         scores = (q @ k.mT).requires_grad_()
-        mixing = shares(scores)
+        mixing = shares(scores, seen=seen)
         (flowing,) = torch.autograd.grad(mixing, scores, dy @ v.mT)
-    of_scores, of_mixed = watches
-    of_mixed(mixing.detach(), v.mT, dy)
-    of_scores(q, k, flowing)
+    of_mixed.told(mixing.detach(), v.mT, dy, rows)
+    of_scores.told(q, k, flowing, rows)

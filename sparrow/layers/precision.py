@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -16,11 +16,12 @@ from torch import Tensor
 from sparrow.core.config import from_dict, read_toml, to_dict
 from sparrow.core.errors import UserError, suggest
 from sparrow.core.repeated import plain
-from sparrow.layers.candidates import bf16, fp8_rowwise
+from sparrow.layers.candidates import Candidate, bf16, candidates
 from sparrow.layers.recipe import Recipe, Way, is_exact_in_bf16
 
 Weights = Literal["fp32", "bf16", "bf16-stochastic", "split"]
-AUTO = "auto"
+AUTO, AUTO_FILE = "auto", "auto.toml"  # what it chose, in the run's folder
+TYPES = ("fp32", "bf16")  # of torch, whose own products are native; other formats need a candidate for that
 
 
 class Member(NamedTuple):
@@ -105,9 +106,12 @@ class Precision:
         """Those of operands, of all sites; "fp32" is not among them."""
         return {name for recipe in self.recipes for pair in recipe.passes for name in pair} - {"fp32"}
 
-    def has_fp8(self, device: torch.device) -> bool:
-        """Returns whether there are products that the FP8 units of a device compute."""
-        return fp8_rowwise.PRECISION in self.formats and not fp8_rowwise.missing(device)
+    def units(self, device: torch.device) -> tuple[Candidate, ...]:
+        """Returns the candidates that compute its products on a device, but for those of TYPES."""
+        pairs = {pair for recipe in self.recipes for pair in recipe.passes if not {*pair} <= {*TYPES}}
+        pairs |= {pair[::-1] for pair in pairs}
+        every = candidates().values() if pairs else ()
+        return tuple(one for one in every if one.FORMATS in pairs and not one.missing(device))
 
 
 def with_recipe(data: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -123,26 +127,41 @@ def with_recipe(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     if not isinstance(name, str) or not name.endswith(".toml"):
         return data
     given = data["precision"] if isinstance(data["precision"], dict) else {}
-    return {**data, "precision": {**given, **recipe_file(folder / name)}}
+    found = recipe_file(folder / name)
+    weights = given.get("weights", found["weights"])
+    return {**data, "precision": {**given, **found, "weights": weights}}
 
 
 def recipe_file(path: Path) -> dict[str, Any]:
     """Returns what a recipe file says, as settings of a `Precision`.
 
     `default` is the precision of the sites that no pattern names, and the table `sites` has patterns. Each has a recipe
-    or the name of a precision, whose recipe it is.
+    or the name of a precision, whose recipe it is. `weights` is what dense weights are between steps.
 
     Raises:
         UserError: when it cannot be read.
     """
     found = read_toml(path)
-    default, sites = found.get("default", "fp32"), found.get("sites", {})
-    if odd := [key for key in found if key not in ("default", "sites")]:
-        raise UserError(f"{path}: {odd[0]}: unknown key{suggest(odd[0], ['default', 'sites'])}")
+    default, sites, weights = found.get("default", "fp32"), found.get("sites", {}), found.get("weights", "fp32")
+    keys = ("default", "weights", "sites")
+    if odd := [key for key in found if key not in keys]:
+        raise UserError(f"{path}: {odd[0]}: unknown key{suggest(odd[0], keys)}")
     if not isinstance(sites, dict):
         raise UserError(f"{path}: sites: expected a table, pattern = recipe, got {sites!r}")
+    if weights not in get_args(Weights):
+        raise UserError(f"{path}: weights: {weights!r} is none of {', '.join(get_args(Weights))}")
     _member(default, f"{path}: default")
-    return {"name": default, "sites": {of: to_dict(_recipe(sites[of], f"{path}: sites.{of!r}")) for of in sites}}
+    recipes = {of: to_dict(_recipe(sites[of], f"{path}: sites.{of!r}")) for of in sites}
+    return {"name": default, "sites": recipes, "weights": weights}
+
+
+def is_recipe_of(path: Path, precision: Precision) -> bool:
+    """Returns whether there is a recipe file that says what a precision does."""
+    try:
+        found = from_dict(Precision, recipe_file(path))
+    except UserError:  # there is none, or it is damaged
+        return False
+    return (found.name, found.sites) == (precision.name, precision.sites)
 
 
 def _member(name: object, place: str) -> Member:
@@ -168,7 +187,7 @@ class _Here(threading.local):
     is_on = False
     between = torch.float32
     has_bf16 = False
-    has_fp8 = False
+    units: tuple[Candidate, ...] = ()
     recipe: Recipe | None = None
 
 
@@ -185,14 +204,14 @@ def computing(precision: Precision, device: torch.device) -> AbstractContextMana
 
 @contextmanager
 def _computing(precision: Precision, device: torch.device) -> Iterator[None]:
-    before = (_here.is_on, _here.between, _here.has_bf16, _here.has_fp8, _here.recipe)
+    before = (_here.is_on, _here.between, _here.has_bf16, _here.units, _here.recipe)
     recipe, between = MEMBERS[precision.name]
     _here.is_on, _here.between, _here.recipe = not precision.is_plain, between, recipe
-    _here.has_bf16, _here.has_fp8 = not lacks_bf16(device), precision.has_fp8(device)
+    _here.has_bf16, _here.units = not lacks_bf16(device), precision.units(device)
     try:
         yield
     finally:
-        _here.is_on, _here.between, _here.has_bf16, _here.has_fp8, _here.recipe = before
+        _here.is_on, _here.between, _here.has_bf16, _here.units, _here.recipe = before
 
 
 def way(own: Recipe | None, is_high: bool) -> Way | None:
@@ -205,7 +224,7 @@ def way(own: Recipe | None, is_high: bool) -> Way | None:
     if not _here.is_on:
         return None
     recipe = own or (None if is_high else _here.recipe)
-    return None if recipe is None else Way(recipe, _here.has_bf16, _here.has_fp8)
+    return None if recipe is None else Way(recipe, _here.has_bf16, _here.units)
 
 
 def lacks_bf16(device: torch.device) -> bool:
@@ -221,7 +240,7 @@ def computed(precision: Precision, device: torch.device) -> dict[str, Any]:
     formats = [formats for recipe in precision.recipes for formats in recipe.passes]
     has_bf16 = not lacks_bf16(device) and MEMBERS[precision.name].between == torch.bfloat16
     names = sorted(precision.formats)
-    is_native = {"bf16": has_bf16, fp8_rowwise.PRECISION: precision.has_fp8(device)}
+    is_native = {**{name: True for one in precision.units(device) for name in one.FORMATS}, "bf16": has_bf16}
     emulated = [name for name in names if not is_native.get(name)]
     narrow = {is_exact_in_bf16(pair) and has_bf16 for pair in formats if set(pair) & set(emulated)}
     by = [name for name, is_narrow in (("bf16", True), ("fp32", False)) if is_narrow in narrow]

@@ -15,7 +15,7 @@ from sparrow.kernels import dense
 from sparrow.layers.packed import PackedWeight
 from sparrow.layers.passes import forward_product, input_gradient, weight_gradient
 from sparrow.layers.recipe import Way
-from sparrow.layers.site import Rounded, Site
+from sparrow.layers.site import Rounded, Site, named_sites
 
 Fold = Callable[[Tensor], Tensor]
 """Makes of a weight one for narrower inputs, with the same product. Of one that does not train it does so once."""
@@ -204,16 +204,8 @@ def _cut(weight: Tensor, sizes: list[int], dtype: torch.dtype, fold: Fold | None
 
 
 def sites(model: nn.Module) -> dict[str, Product]:
-    """Returns the products of a model by the names that their weights have in it.
-
-    A `Product` stands as `product` beside a `weight`, or among `products` beside `weights`.
-    """
-    found = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Product):
-            layer, _, number = name.rpartition("product")
-            found[f"{layer}weight{number}"] = module
-    return found
+    """Returns the products of a model with one weight, by the names that their weights have in it."""
+    return {name: one for name, one in named_sites(model).items() if isinstance(one, Product)}
 
 
 class _Product(torch.autograd.Function):

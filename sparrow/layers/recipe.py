@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.kernels import quantise
-from sparrow.layers.candidates import fp8_rowwise
+from sparrow.layers.candidates import Candidate
 from sparrow.numerics import FORMATS, Format, Rounding
 
 Pass = tuple[str, ...]
@@ -91,11 +91,11 @@ def is_exact_in_bf16(formats: Pass) -> bool:
 
 
 class Way(NamedTuple):
-    """How a product is computed: its recipe, and whether this device has units for products of bf16 and of FP8."""
+    """How a product is computed: its recipe, whether this device has units for bf16, and candidates for other units."""
 
     recipe: Recipe
     has_bf16: bool
-    has_fp8: bool = False
+    units: tuple[Candidate, ...] = ()
 
     def dtype(self, formats: Pass, out: torch.dtype) -> torch.dtype:
         """Returns the type of a product's operands.
@@ -118,17 +118,29 @@ class Way(NamedTuple):
         return rounded(a, formats[0], axes[0], dtype), rounded(b, formats[1], axes[1], dtype)
 
     def by_units(self, formats: Pass, a: Tensor, b: Tensor) -> Tensor | None:
-        """Returns a b on FP8 units, fp32; None where there are none, or where formats or shapes are not theirs."""
-        if not self.has_fp8 or set(formats) != {fp8_rowwise.PRECISION} or not fp8_rowwise.takes(a, b):
-            return None
-        return fp8_rowwise.multiply(a, b)
+        """Returns a b by the candidate of these formats, fp32; None where there is none that takes these shapes."""
+        for one in self.units:
+            if formats == one.FORMATS and one.takes(a, b):
+                return one.multiply(a, b).contiguous()
+            if formats[::-1] == one.FORMATS and one.takes(b.mT, a.mT):
+                return one.multiply(b.mT, a.mT).mT.contiguous()
+        return None
+
+    @property
+    def _forward_is_by_units(self) -> bool:
+        forward = self.recipe.forward
+        return any(one.FORMATS in (forward, forward[::-1]) for one in self.units)
 
     def weight(self, weight: Tensor, out: torch.dtype) -> Tensor:
-        """Returns a weight [out, in] as the forward takes it. out: see `dtype`."""
+        """Returns a weight [out, in] as the forward takes it: rounded, if no candidate does that. out: see `dtype`."""
+        if self._forward_is_by_units:
+            return weight
         return rounded(weight, self.recipe.forward[1], -1, self.dtype(self.recipe.forward, out))
 
     def with_weight(self, out: torch.dtype) -> Way:
-        """Returns how the forward is computed of a weight that `weight` has rounded."""
+        """Returns how the forward is computed of a weight that `weight` has made."""
+        if self._forward_is_by_units:
+            return self
         as_it_is = "bf16" if self.dtype(self.recipe.forward, out) == torch.bfloat16 else "fp32"
         return self._replace(recipe=replace(self.recipe, forward=(self.recipe.forward[0], as_it_is)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,16 @@ from sparrow.core.functions import applied
 from sparrow.layers.precision import Precision, to_compute, way
 from sparrow.layers.recipe import Pass, Recipe, Way
 
-Watch = Callable[[Tensor, Tensor, Tensor], None]
-"""Is told x [..., B, in], W [..., out, in] and dy [..., B, out]."""
+
+class Watch(NamedTuple):
+    """Is told of products.
+
+    told: takes x [..., B, in], W [..., out, in] and dy [..., B, out]; and how many rows of x there were, if some are
+        left out already. most: rows that it takes; of two activations, examples.
+    """
+
+    told: Callable[..., None]
+    most: int
 
 
 class Site(nn.Module):
@@ -50,18 +58,17 @@ class Site(nn.Module):
 class Matmul(Site):
     """a b, [..., M, K] x [..., K, N] -> [..., M, N]: a product of two activations, or with several weights at once."""
 
-    def forward(self, a: Tensor, b: Tensor, *, weight: Literal[0, 1] | None = None) -> Tensor:
+    def forward(self, a: Tensor, b: Tensor, *, weights: bool = False) -> Tensor:
         """Returns the product.
 
         Args:
             a, b: the operands, with the same leading sizes.
-            weight: which of them is a weight. Of two activations the second one takes its place in the recipe.
+            weights: whether b is weights. Of two activations the second one takes their place in the recipe.
         """
-        a, b = (x if weight == i else self.narrowed(x) for i, x in enumerate((a, b)))
-        how, dtype = self.way, (b if weight == 0 else a).dtype
-        if how is None:
-            return a.to(dtype) @ b.to(dtype)
-        out: Tensor = applied(Rounded, a, b, how, weight == 0, dtype)
+        a, b = self.narrowed(a), b if weights else self.narrowed(b)
+        if (how := self.way) is None:
+            return a @ b.to(a.dtype)
+        out: Tensor = applied(Rounded, a, b, how, False, a.dtype)
         return out
 
 
@@ -96,6 +103,8 @@ def multiplied(a: Tensor, b: Tensor, formats: Pass | None, how: Way | None, dtyp
     if formats is None or how is None:
         return a @ b
     dtype = dtype or a.dtype
+    if (found := how.by_units(formats, a, b)) is not None:
+        return found.to(dtype)
     left, right = how.operands(formats, a, b, (-1, -2), dtype)
     return (left @ right).to(dtype)
 

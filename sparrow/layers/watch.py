@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparrow.core.repeated import plain
 from sparrow.layers.product import Product
-from sparrow.layers.site import Matmul, named_sites
+from sparrow.layers.site import Matmul, Watch, named_sites
 
 
 class Operands(NamedTuple):
@@ -49,7 +49,7 @@ def watched(model: nn.Module, see: See, rows: int) -> Iterator[None]:
     handles, sites = [], named_sites(model)
     for name, site in sites.items():
         tell = partial(see, name)
-        site.watch = partial(_told, tell, rows)
+        site.watch = Watch(partial(_told, tell, rows), rows)
         hook = {Product: _of_product, Matmul: _of_matmul}.get(type(site))
         if hook is not None:
             handles.append(site.register_forward_hook(partial(hook, tell, rows), with_kwargs=True))
@@ -66,20 +66,23 @@ Tell = Callable[[Operands], None]
 _SCATTER = 0x9E3779B9  # odd, so that remainders by a power of two take all values in turn
 
 
-def _told(tell: Tell, most: int, x: Tensor, weight: Tensor, grad: Tensor) -> None:
-    """Tell of some rows of a product of matrices [B, in] and [in, out], or of two activations [B, ..., R, in]."""
+def _told(tell: Tell, most: int, x: Tensor, weight: Tensor, grad: Tensor, rows: int | None = None) -> None:
+    """Tell of some rows of a product of matrices [B, in] and [in, out], or of two activations [B, ..., R, in].
+
+    rows: how many there were, if some are left out already.
+    """
     if not len(x):
         return
     of_examples = weight.dim() > 2
-    some, dy = (_some(of, most).to(torch.float32, copy=True) for of in (x, grad))
+    of_x, dy = (some(of, most).to(torch.float32, copy=True) for of in (x, grad))
     if weight is x:
-        w = some
+        w = of_x
     else:
-        w = _some(weight, most).to(torch.float32, copy=True) if of_examples else weight.detach().float()
-    tell(Operands(some, w, dy, grad.shape[:-1].numel(), of_examples))
+        w = some(weight, most).to(torch.float32, copy=True) if of_examples else weight.detach().float()
+    tell(Operands(of_x, w, dy, rows or grad.shape[:-1].numel(), of_examples))
 
 
-def _some(x: Tensor, most: int) -> Tensor:
+def some(x: Tensor, most: int) -> Tensor:
     """Returns so many rows of a matrix at most, or so many matrices, one of each of as many parts of equal lengths.
 
     Where rows are features of examples in turn, rows at equal distances could be of one feature alone.
@@ -98,11 +101,11 @@ def _of_product(tell: Tell, most: int, site: nn.Module, args: Any, kwargs: dict[
             weight = fold(weight)
     if across:  # [in, B, ...]
         parts = [parts[0].flatten(1).t()]
-    x = torch.cat([_some(part, most).float() for part in parts], 1)
-    positive = _some(y, most) > 0 if kwargs.get("relu") else None
+    x = torch.cat([some(part, most).float() for part in parts], 1)
+    positive = some(y, most) > 0 if kwargs.get("relu") else None
 
     def told(grad: Tensor) -> None:
-        dy = _some(grad.flatten(1).t() if across else grad, most).float()
+        dy = some(grad.flatten(1).t() if across else grad, most).float()
         tell(Operands(x, weight.float(), dy.clone() if positive is None else dy * positive, len(parts[0])))
 
     y.register_hook(told)
@@ -112,13 +115,11 @@ def _of_matmul(tell: Tell, most: int, site: nn.Module, args: Any, kwargs: dict[s
     """Of a product of matrices that has run."""
     if not y.requires_grad or not y.numel():
         return
-    a, b = (plain(of) for of in args[:2])
-    x, weight = (b.mT, a) if kwargs.get("weight") == 0 else (a, b.mT)
+    x, weight = plain(args[0]), plain(args[1]).mT
     rows = x.shape[:-1].numel()
-    x, weight = _some(x, most).float().clone(), _some(weight, most).float().clone()
+    x, weight = some(x, most).float().clone(), some(weight, most).float().clone()
 
-    def told(grad: Tensor) -> None:
-        dy = grad.mT if kwargs.get("weight") == 0 else grad
-        tell(Operands(x, weight, _some(dy, most).float().clone(), rows, kwargs.get("weight") is None and x.dim() > 2))
+    def told(dy: Tensor) -> None:
+        tell(Operands(x, weight, some(dy, most).float().clone(), rows, not kwargs.get("weights") and x.dim() > 2))
 
     y.register_hook(told)

@@ -113,7 +113,7 @@ class _Fusion(nn.Module):
     def forward(self, first_BX: Tensor, second_BY: Tensor) -> Tensor:
         heads = len(self.weight)
         first_HBX = first_BX.unflatten(1, (heads, -1)).transpose(0, 1)
-        left = self.product(first_HBX, self.weight, weight=1).transpose(0, 1)
+        left = self.product(first_HBX, self.weight, weights=True).transpose(0, 1)
         right_BH1Y = second_BY.unflatten(1, (heads, 1, -1)).float()
         products = left.float().unflatten(2, (-1, right_BH1Y.shape[-1])) * right_BH1Y
         return self.linear(first_BX, second_BY) + products.sum((1, 3))

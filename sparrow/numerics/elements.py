@@ -47,6 +47,11 @@ class Element:
         return 1 - self.bias
 
     @property
+    def least(self) -> float:
+        """The least positive number."""
+        return 2.0 ** (self.least_exponent - self.mantissa_bits)
+
+    @property
     def largest_exponent(self) -> int:
         """Of the largest number."""
         return math.frexp(self.largest)[1] - 1

@@ -52,16 +52,6 @@ class Moments:
         self.mean += apart_K * (rows / total)
         self.count = total
 
-    def merge(self, other: Moments) -> None:
-        """Take the rows of other moments into account."""
-        total = self.count + other.count
-        if not other.count:
-            return
-        mean = self.mean + (other.mean - self.mean) * (other.count / total)
-        ours, theirs = self.about(mean), other.about(mean)
-        self.scatter = [one + two for one, two in zip(ours, theirs, strict=True)]
-        self.mean, self.count = mean, total
-
     def about(self, mean_K: Tensor) -> list[Tensor]:
         """Returns the sums of products of deviations from another mean, in blocks."""
         apart = (self.mean - mean_K) * self.count**0.5

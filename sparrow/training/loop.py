@@ -104,13 +104,13 @@ class Trainer:
         self.dataset = data.open(run.data.path)
         self.labels = list(self.dataset.schema.labels)
         self.identity = identity(run, self.dataset.schema)
-        self.run, self.saved = self._settled(run, resume, overwrite)
+        self.run, self.saved = self._chosen(run, resume, overwrite, probe)
         check_settings(run, self.dataset, probe)
         self._build(profile, probe)
         self._read()
         self._count()
 
-    def _settled(self, run: Run, resume: bool, overwrite: bool) -> tuple[Run, checkpoint.Checkpoint | None]:
+    def _chosen(self, run: Run, resume: bool, overwrite: bool, probe: bool) -> tuple[Run, checkpoint.Checkpoint | None]:
         """Returns the run with every choice made, the same on all ranks, and the checkpoint from which it continues."""
         if resume and overwrite:
             raise UserError("resume and overwrite: one continues the old run, the other drops it; give one of them")
@@ -122,7 +122,7 @@ class Trainer:
             run = self.dir.continued(run, settings, self._say)
         run = resolved(run, self.dataset, earlier(run, ranks.world) if run.init_from and not saved else None, self._say)
         ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
-        run = with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size)
+        run = with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size, probe)
         if (told := native(run.precision, torch.device(run.device))) is not None:
             self._say(f"precision: {told}")
         return run, saved
@@ -204,7 +204,7 @@ class Trainer:
             self.ranks.world.barrier("beginning")  # all have read what the first may now drop
             if self.ranks.leads:
                 if not self.saved:
-                    self.dir.begin(self.dataset)
+                    self.dir.begin(self.dataset, self.run.precision)
                 self.dir.write(self.run)
                 self.ranks.again.begun()
             with within_device(self.run, self.dataset.schema):

@@ -36,6 +36,7 @@ from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
 from sparrow.training.disk import bytes_of_checkpoints, check_disks
 from sparrow.training.dropout import default_shares
+from sparrow.training.probe import NEED, bytes_of
 from sparrow.training.reuse import on_ssd
 
 PROBE_ROWS = 256
@@ -75,20 +76,21 @@ class Needs:
         return sum(self.device.values())
 
 
-def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Needs:
+def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1, probe: bool = False) -> Needs:
     """Returns what one rank of the run will need. It is found with the same model over tables of a few rows.
 
     Tables count as rows times the bytes of a row with its optimizer state, where the run's plan puts them. The figure
     is for a rank of the host that has most, or for the GPU that has most. Dense weights count with gradients and
     optimizer state. A step counts with what autograd keeps, and with gradients of as many table rows as a batch can
     touch. Pairs that the loss compares count as in the log's first batch. A model that is too large even without a step
-    is never built, and what autograd keeps is then left out, and so are pairs.
+    is never built, and what autograd keeps is then left out, and so are pairs and what a probe learns.
 
     Args:
         run: its settings.
         dataset: the prepared log.
         ranks: how many the job has.
         per_host: how many of them share a host.
+        probe: whether it is probed.
     """
     program = resident_bytes()
     batch = dataset.first(min(PROBE_ROWS, run.data.batch_size))
@@ -124,10 +126,10 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     if not _fits(needs(0), run, per_host):
         return needs(0)
     row, fixed, members = _kept(run, schema, batch)
+    here[NEED] = bytes_of(run, schema, batch) if probe else 0
     let_go()  # else what was tried here is missing where the answer, or another, is judged
-    compared = 0
-    if run.loss.compares and schema.role("group") is not None:
-        compared = run.loss.bytes_of(dataset.first(run.data.batch_size), members) // ranks
+    has_pairs = run.loss.compares and schema.role("group") is not None
+    compared = run.loss.bytes_of(dataset.first(run.data.batch_size), members) // ranks if has_pairs else 0
     return needs(row * run.data.batch_size / ranks + fixed, compared)
 
 
@@ -158,7 +160,7 @@ def held(run: Run, specs: Sequence[TableSpec], grid: Grid, of: Callable[..., int
     return found
 
 
-def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Needs:
+def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1, probe: bool = False) -> Needs:
     """Returns what `estimate` finds.
 
     Args:
@@ -166,6 +168,7 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
         dataset: the prepared log.
         ranks: how many the job has.
         per_host: how many of them share a host's memory.
+        probe: whether it is probed.
 
     Raises:
         UserError: when memory is too small. It names the sum, and the smallest change that would do. Also when a disk
@@ -174,7 +177,7 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     if run.ssd is not None:
         specs, _ = _sizes(run, dataset.schema)
         check_disks(run, [component for spec in specs for component in spec.components], dataset, ranks // per_host)
-    needs = estimate(run, dataset, ranks, per_host)
+    needs = estimate(run, dataset, ranks, per_host, probe)
     if _fits(needs, run, per_host):
         return needs
     place, parts, size, free = "memory", needs.host, needs.bytes_host, _free_host(needs, per_host)
@@ -305,7 +308,7 @@ class Counts:
                 counts += torch.bincount(values_N if len(counts) > 1 else values_N * 0, minlength=len(counts))
 
 
-def with_threads(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Run:
+def with_threads(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1, probe: bool = False) -> Run:
     """Returns the run with a number of CPU threads.
 
     Args:
@@ -313,11 +316,12 @@ def with_threads(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) 
         dataset: the prepared log.
         ranks: how many the job has.
         per_host: how many of them share a host.
+        probe: whether it is probed.
 
     Raises:
         UserError: when memory is too small, see `check_fits`.
     """
-    needs = check_fits(run, dataset, ranks, per_host)
+    needs = check_fits(run, dataset, ranks, per_host, probe)
     return dataclasses.replace(run, threads=run.threads or threads_for(needs, per_host))
 
 
@@ -367,12 +371,17 @@ def threads_given_back() -> Iterator[None]:
 
 
 def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int) -> str:
-    """Returns the first of smaller batches and smaller sizes of the model with which it fits, else what is largest."""
+    """Returns the first of smaller batches and smaller sizes of the model with which it fits, else what is largest.
+
+    A probe that it would fit without comes before them.
+    """
+    if _fits(dataclasses.replace(needs, host=needs.host | {NEED: 0}), run, per_host):
+        return "leave --probe out, or name a precision in the place of auto"
     for part, name, value in _smaller(run):
         try:
             changed: Any = dataclasses.replace(getattr(run, part), **{name: value})
             smaller = dataclasses.replace(run, **{part: changed})
-            if _fits(estimate(smaller, dataset, ranks, per_host), smaller, per_host):
+            if _fits(estimate(smaller, dataset, ranks, per_host, bool(needs.host.get(NEED))), smaller, per_host):
                 return f"--{part}.{name} {value if isinstance(value, int) else repr(str(list(value)))} fits"
         except UserError:  # a size that has to divide another
             continue

@@ -16,14 +16,23 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from sparrow.core import Batch
 from sparrow.core.errors import UserError
 from sparrow.core.files import whole
 from sparrow.distributed import World
+from sparrow.embeddings import stored_in
+from sparrow.embeddings.tiers.folded import FoldedStore
+from sparrow.features.schema import Schema
+from sparrow.layers import computing
 from sparrow.layers.watch import Operands, watched
+from sparrow.losses import binary_cross_entropy
 from sparrow.numerics.learned import BLOCK, MatrixNormal, Moments
+from sparrow.trained.build import tables_of, untrained, within_memory
+from sparrow.trained.run import Run
 
 FILE = "probe.safetensors"
 FORMAT = "1"
+NEED = "the probe"  # among what a run needs of memory
 EVERY = 100  # steps
 FEWEST, ROWS = 32, 128  # of a product, that a snapshot takes
 PARTS = ("x", "grad", "sizes", "weight")
@@ -200,6 +209,28 @@ class Probe:
             say("probe: its file is of another step than the checkpoint, so it begins anew")
         elif self._world.rank == 0:  # the ranks' rows are together in it
             self.found = found
+
+
+def bytes_of(run: Run, schema: Schema, batch: Batch) -> int:
+    """Returns the bytes of memory that a probe of a run takes, with what it takes to write its file.
+
+    It is found by a snapshot of the same model over tables of a few rows.
+
+    Args:
+        run: its settings.
+        schema: of its log.
+        batch: some rows.
+    """
+    with torch.random.fork_rng(devices=[]), within_memory("cpu"), stored_in(FoldedStore):
+        model: Any = untrained(run, schema)
+        for tables in tables_of(model):
+            tables.mode = "off"
+        part = batch.part(0, min(FEWEST, batch.batch_size))
+        probe = Probe(model, part.batch_size, every=1)
+        with probe.at(0), computing(run.precision, torch.device("cpu")):
+            binary_cross_entropy(model(part), part).backward()
+    sizes = [t.nbytes for of in probe.found.values() for name in PARTS for t in getattr(of, name).tensors().values()]
+    return 3 * sum(sizes)  # safetensors has all of them twice while it writes
 
 
 def save(path: Path, found: Mapping[str, Learned], step: int) -> None:

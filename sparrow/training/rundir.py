@@ -20,6 +20,7 @@ from sparrow.core.files import PATIENCE_S, cannot_write, comes_into_view, whole
 from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World, check_same, everywhere, said
 from sparrow.features.schema import Schema
+from sparrow.layers.precision import AUTO_FILE, Precision, is_recipe_of
 from sparrow.trained.build import check_schema
 from sparrow.trained.calibrators import FOLDER as CALIBRATORS
 from sparrow.trained.run import Run
@@ -180,15 +181,18 @@ class RunDir:
             say(f"resumed with {name} = {now}, it was {then}")
         return run
 
-    def begin(self, dataset: Dataset) -> None:
-        """Drop what an earlier run left, and keep what rows must pass to be scored."""
-        self.clear()
+    def begin(self, dataset: Dataset, precision: Precision) -> None:
+        """Drop what an earlier run left, and keep what rows must pass to be scored. precision: of the run."""
+        self.clear(precision)
         dataset.transforms.save(self.path)
 
-    def clear(self) -> None:
-        """Drop what an earlier run left."""
+    def clear(self, precision: Precision) -> None:
+        """Drop what an earlier run left.
+
+        precision: of the run that follows; if `auto` has chosen it, what it wrote stays.
+        """
         checkpoint.clear(self.checkpoints)
-        for name in MADE:
+        for name in MADE if is_recipe_of(self.path / AUTO_FILE, precision) else (*MADE, AUTO_FILE):
             (self.path / name).unlink(missing_ok=True)
         for name in ("tensorboard", CALIBRATORS):
             shutil.rmtree(self.path / name, ignore_errors=True)
@@ -203,7 +207,7 @@ class RunDir:
 
     def take(self, other: Path) -> None:
         """Move the files of a run made elsewhere to here, the checkpoints last: without these there is no run."""
-        self.clear()
+        self.clear(Run.load(other / "run.toml").precision)
         files = [path for path in other.iterdir() if path.name != LOCK]
         for path in sorted(files, key=lambda path: path.name == self.checkpoints.name):
             mine = self.path / path.name

@@ -10,7 +10,7 @@ import torch
 from sparrow.core import UserError
 from sparrow.core.config import from_dict, to_dict
 from sparrow.layers import Precision, computing, to_compute
-from sparrow.layers.precision import MEMBERS, native, recipe_file, with_recipe
+from sparrow.layers.precision import MEMBERS, is_recipe_of, native, recipe_file, with_recipe
 from sparrow.layers.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -59,6 +59,10 @@ def test_a_recipe_file_is_kept_in_the_run(tmp_path: Path) -> None:
         assert from_dict(Precision, {**read, "weights": "split"}) == want, weights
     assert with_recipe({"precision": {"name": "mine.toml", "weights": "split"}}, tmp_path)["precision"] == to_dict(want)
     assert with_recipe({"precision": "bf16"}, tmp_path) == {"precision": "bf16"}
+    file.write_text(f'weights = "bf16"\n{file.read_text()}')  # unless it is told otherwise
+    assert with_recipe({"precision": "mine.toml"}, tmp_path)["precision"]["weights"] == "bf16"
+    assert with_recipe({"precision": {"name": "mine.toml", "weights": "split"}}, tmp_path)["precision"] == to_dict(want)
+    assert is_recipe_of(file, want) and not is_recipe_of(file, Precision("mxfp8"))
 
 
 RECIPE = """[sites.x]
@@ -77,6 +81,7 @@ weight_gradient = ['bf16', 'bf16']
         ("[sites", "not valid TOML"),
         ("default = 'mxfp9'", "default: there is no precision 'mxfp9'"),
         ("default = ['bf16']", "default: there is no precision ['bf16']"),
+        ("weights = 'fp16'", "weights: 'fp16' is none of fp32, bf16, bf16-stochastic, split"),
         ("[sites]\nx = 3", "sites.'x': there is no precision 3"),
         ("[sites.x]\nforward = ['bf16', 'bf16']", "sites.'x': no input_gradient and no weight_gradient; a recipe says"),
         ("[sites.x]\nfoward = ['bf16', 'bf16']", "sites.'x'.foward: unknown key; did you mean 'forward'?"),

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from sparrow.interactions import CrossNet, DotInteraction
 from sparrow.layers import MLP, Attention, Head, Linear, Matmul, NumericEmbedding, Product, drawing, named_sites
-from sparrow.layers.watch import Operands, _some, watched
+from sparrow.layers import attention as attentions
+from sparrow.layers.watch import Operands, some, watched
 from sparrow.models import autoint, blend, dcnv2, dlrm, finalmlp, wukong
 from tests.models.test_models import batch, build, learn
 
@@ -29,7 +30,7 @@ class Several(nn.Module):
     def forward(self, numbers: Tensor, rest: Tensor) -> Tensor:
         wide, narrow = self.numbers(numbers, rest)
         across = self.across((rest.view(-1, 2, 4).transpose(0, 1).contiguous(),), self.weight, across=True)
-        several = self.several(wide[:, :6].unflatten(1, (2, 3)).transpose(0, 1), self.weights, weight=1)
+        several = self.several(wide[:, :6].unflatten(1, (2, 3)).transpose(0, 1), self.weights, weights=True)
         parts = [self.cross(wide, narrow, self.numbers.fold), self.deep(wide), across.transpose(0, 1).flatten(1)]
         out: Tensor = self.head(*parts, self.plain(wide), several.transpose(0, 1).flatten(1))
         return out
@@ -127,10 +128,37 @@ def test_products_of_two_activations_are_told_example_by_example(causal: bool) -
     assert torch.equal(seen["dots"].x, x[[0, 3, 4, 7]])  # one of each two and len(seen["attention.mixed"].grad) == 4
 
 
+def test_attention_is_computed_again_for_the_examples_that_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for no other, also where each example has a mask of its own; their gradients follow from what is told."""
+    torch.manual_seed(0)
+    layer, sizes, told = Attention(), list[int](), dict[str, Operands]()
+    shares = attentions._shares
+
+    def counted(scores: Tensor, **how: object) -> Tensor:
+        sizes.append(len(scores))
+        return shares(scores, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attentions, "_shares", counted)
+    q, k, v = (torch.randn(9, 2, 3, 5, requires_grad=True) for _ in range(3))
+    mask = (torch.rand(9, 1, 3, 3) > 0.4) | torch.eye(3, dtype=torch.bool)
+    with watched(layer, told.__setitem__, rows=4):
+        layer(q, k, v, seen=mask).square().sum().backward()
+    at = some(torch.arange(9)[:, None], 4)[:, 0]
+    scores, mixed = told["scores"], told["mixed"]
+    assert sizes == [4] == [len(at)]
+    assert torch.equal(mixed.x == 0, ~mask[at].expand_as(mixed.x))
+    for made, grad in (
+        (scores.grad @ scores.weight, q.grad), (scores.grad.mT @ scores.x, k.grad), (mixed.x.mT @ mixed.grad, v.grad),
+    ):  # fmt: skip
+        assert grad is not None
+        torch.testing.assert_close(made, grad[at], rtol=1e-4, atol=1e-5)
+    assert scores.rows == mixed.rows == 9 * 2 * 3
+
+
 @pytest.mark.parametrize(("features", "most", "batch"), [(16, 128, 4096), (26, 64, 1024), (2, 32, 256), (4, 128, 100)])
 def test_rows_of_all_features_are_told(features: int, most: int, batch: int) -> None:
     """Where rows are the features of examples in turn: rows at equal distances would be of one feature alone."""
     feature_N = torch.arange(batch * features) % features
-    told_N = _some(feature_N[:, None], most)[:, 0]
+    told_N = some(feature_N[:, None], most)[:, 0]
     counts = told_N.bincount(minlength=features)
     assert len(told_N) == most and counts.min() >= 1 and counts.max() <= 3 * most // features

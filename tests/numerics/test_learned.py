@@ -33,18 +33,17 @@ def test_rows_in_any_parts_give_what_all_of_them_give(chunks: list[int], shift: 
     assert float((covariance(found) - want).norm() / want.norm()) < 1e-5
 
 
-def test_merged_moments_are_those_of_all_rows() -> None:
+def test_parts_about_the_mean_of_all_are_those_of_all_rows() -> None:
+    """As ranks add theirs up."""
     x = rows(300, 7)
-    found, whole = Moments(7), Moments(7)
-    for part in x.split([5, 190, 105]):
-        one = Moments(7)
+    parts, whole = [Moments(7) for _ in range(3)], Moments(7)
+    for one, part in zip(parts, x.split([5, 190, 105]), strict=True):
         one.update(part)
-        found.merge(one)
-    found.merge(Moments(7))
     whole.update(x)
-    torch.testing.assert_close(found.mean, whole.mean)
-    torch.testing.assert_close(covariance(found), covariance(whole), rtol=1e-5, atol=1e-6)
-    assert found.count == 300
+    (together,) = (sum(of) for of in zip(*(one.about(whole.mean) for one in parts), strict=True))
+    torch.testing.assert_close(together, whole.scatter[0], rtol=1e-5, atol=1e-3)
+    (nothing,) = Moments(7).about(whole.mean)
+    assert not nothing.any()
 
 
 def test_blocks_have_the_covariances_within_them() -> None:

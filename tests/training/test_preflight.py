@@ -26,12 +26,13 @@ from sparrow.kernels.rules import adam, rowwise_adagrad
 from sparrow.layers import Precision
 from sparrow.layers.recipe import Recipe
 from sparrow.losses import bce, listwise, pairwise
-from sparrow.models import dcnv2, dlrm, logistic, wukong
+from sparrow.models import autoint, dcnv2, dlrm, logistic, wukong
 from sparrow.sharding.tiering import Device
 from sparrow.trained.build import build, tables_of
 from sparrow.trained.run import Data, Run, Sharding
-from sparrow.training import preflight, reuse, train
+from sparrow.training import Trainer, preflight, reuse, train
 from sparrow.training.preflight import resolved
+from sparrow.training.probe import PARTS
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,31 @@ def test_tables_on_an_ssd_count_with_frames_map_and_queue(prepared: Path, tmp_pa
 def _stores(model: Any) -> list[SsdStore]:
     records = [record for tables in tables_of(model) for record in tables.all_records()]
     return [record.store for record in records if isinstance(record.store, SsdStore)]
+
+
+@pytest.mark.parametrize("model", [dcnv2.Config(dim=8, cross_layers=1), dlrm.Config(dim=8), autoint.Config()], ids=repr)
+def test_what_a_probe_keeps_is_counted(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: object
+) -> None:
+    """Three times its tensors: those that it has, and two copies while they are written. Else nothing is."""
+    monkeypatch.setattr(preflight, "resident_bytes", lambda: 300_000_000)
+    run, log = make(prepared, model=model), data.open(prepared)
+    plain, probed = preflight.estimate(run, log), preflight.estimate(run, log, probe=True)
+    assert plain.host[preflight.NEED] == 0
+    size = probed.host[preflight.NEED]
+    assert probed.host == {**plain.host, preflight.NEED: size}
+    trainer = Trainer(replace(run, run_dir=str(tmp_path / "run")), probe=True)
+    monkeypatch.setattr(trainer.probe, "_every", 1)
+    trainer._train_step(trainer.feed.take())
+    kept = [getattr(of, part) for of in trainer.probe.found.values() for part in PARTS]
+    assert size == 3 * sum(t.nbytes for one in kept for t in one.tensors().values())
+
+    monkeypatch.setattr(preflight, "_free_host", lambda needs, per_host: plain.bytes_host + size / 2)
+    preflight.check_fits(run, log)
+    with pytest.raises(UserError, match=r"^memory: the run needs .*the probe .*; leave --probe out, or name"):
+        preflight.check_fits(run, log, probe=True)
+    with pytest.raises(UserError, match="leave --probe out"):
+        Trainer(replace(run, run_dir=str(tmp_path / "run")), probe=True)
 
 
 def test_a_step_grows_with_the_batch(prepared: Path) -> None:

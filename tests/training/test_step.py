@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from sparrow import data
 from sparrow.core import Batch
 from sparrow.data.batches.loader import Share
 from sparrow.embeddings import TableChoices
+from sparrow.kernels.formats import mxfp4, mxint8
 from sparrow.kernels.rules import sgd
+from sparrow.layers import Precision
+from sparrow.models import dcnv2
 from sparrow.optimizers import sgd as dense_sgd
 from sparrow.trained.run import Loop, Schedule
 from sparrow.training import Trainer
@@ -32,6 +36,58 @@ def test_a_nonfinite_gradient_leaves_tables_alone(prepared: Path, tmp_path: Path
     after = [r.weight for t in trainer.tables for r in t.all_records()]
     assert trainer.skipped == 1
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+NARROW: dict[str, dict[str, Any]] = {
+    **{name: {"precision": Precision(name)} for name in ("mxfp8", "mxint8", "mx4", "fp8")},
+    "rows in mxfp4": {"tables": TableChoices(format=mxfp4.Config(), rule=sgd.Config(lr=0.1))},
+    "both": {
+        "precision": Precision("mxfp6", weights="split"),
+        "tables": TableChoices(format=mxint8.Config(), rule=sgd.Config(lr=0.1)),
+    },
+}
+
+
+def state(trainer: Trainer) -> list[torch.Tensor]:
+    """Copies of what a step changes: weights, what the optimizer keeps, rows."""
+    kept = [t for of in trainer.optimizer.state.values() for t in of.values() if isinstance(t, torch.Tensor)]
+    rows = [t for tables in trainer.tables for record in tables.all_records() for t in record.fields.values()]
+    return [t.detach().clone() for t in (*trainer.dense, *kept, *rows)]
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("name", NARROW)
+def test_a_nan_in_few_bits_leaves_the_batch_out(prepared: Path, tmp_path: Path, name: str, where: str) -> None:
+    """Most formats of blocks have no code for it: the scale says it, of a block that is NaN throughout.
+
+    It is in one number of a batch, or in what flows back to one row. Weights, optimizer and rows are those of before.
+    """
+    trainer = Trainer(small_run(prepared, tmp_path / "run", model=dcnv2.Config(dim=4, deep=(8,)), **NARROW[name]))
+    batches = iter(data.open(prepared).loader(256))
+    trainer._train_step(shares(next(batches)))
+    batch, before = next(batches), state(trainer)
+    spoilt, handles = batch, []
+    if where == "forward":
+        spoilt = dataclasses.replace(batch, dense_BC=batch.dense_BC.clone())
+        spoilt.dense_BC[7, 1] = torch.nan
+    else:
+
+        def spoil(grad: torch.Tensor) -> torch.Tensor:
+            return torch.where(torch.arange(len(grad))[:, None] == 7, torch.nan, grad)
+
+        def hook(layer: object, inputs: object, y: torch.Tensor) -> None:
+            y.register_hook(spoil)
+
+        handles.append(trainer.model.model.deep.register_forward_hook(hook))
+    trainer._train_step(shares(spoilt))
+    assert trainer.skipped == 1
+    assert all(torch.equal(one, two) for one, two in zip(state(trainer), before, strict=True))
+    for handle in handles:
+        handle.remove()
+    trainer._train_step(shares(batch))
+    after = state(trainer)
+    assert trainer.skipped == 1 and all(t.float().isfinite().all() for t in after)
+    assert not all(torch.equal(one, two) for one, two in zip(after, before, strict=True))
 
 
 def test_clipping_bounds_the_whole_step(prepared: Path, tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 from sparrow import data
 from sparrow.analysis.numerics.dispatch import as_file, verdicts, within_budget
-from sparrow.analysis.numerics.measure import gathered, judge_of
+from sparrow.analysis.numerics.measure import gathered, judges_of
 from sparrow.core.config import from_dict
 from sparrow.core.errors import UserError
 from sparrow.core.files import write_text
 from sparrow.core.workplace import workplace
 from sparrow.distributed import World, said
 from sparrow.layers import Precision, drops
-from sparrow.layers.precision import AUTO, recipe_file
+from sparrow.layers.precision import AUTO, AUTO_FILE, recipe_file
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
 from sparrow.training import probe
@@ -27,8 +27,7 @@ from sparrow.training.preflight import check_settings, threads_given_back
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import Held, RunDir
 
-FILE = "auto.toml"
-STEPS, ROWS = 300, 20_000  # of the short run that is probed, and of the valid part by which it is judged
+STEPS, ROWS = 300, 20_000  # of the short run that is probed, and of the valid part by which it is judged, then checked
 BUDGET = 0.0002  # by which NE may rise, as a share of it
 
 
@@ -56,7 +55,7 @@ def settled(
         raise UserError("precision.sites: 'auto' chooses for all products; leave out sites, or name another precision")
     ranks = Ranks(run)
     listen = listener if listener and ranks.leads else (lambda event, values: None)
-    kept = Path(run.run_dir) / FILE
+    kept = Path(run.run_dir) / AUTO_FILE
     with Held() as mine, threads_given_back(), ranks.world.watched():
         goes_on = resume or ranks.again.restarted  # by torchrun, after a rank had died
         recipe = said(ranks.world, "what auto chose", partial(_known, kept, goes_on, overwrite))
@@ -97,7 +96,8 @@ def _decided(run: Run, world: World, listen: Listener, held: Held) -> dict[str, 
         listen("note", {"text": f"precision: auto trains at most {STEPS} steps in fp32, and measures their products"})
         _try(run, folder, folders, listen)
         listen("note", {"text": "precision: auto measures products, and NE with them in fewer bits"})
-        return said(world, "what auto chose", partial(_chosen, folder, place.path / FILE, world.size))
+        chosen = partial(_chosen, folder, place.path / AUTO_FILE, world.size, listen)
+        return said(world, "what auto chose", chosen)
 
 
 def _try(run: Run, folder: Path, folders: list[Path], listen: Listener) -> None:
@@ -132,14 +132,19 @@ def _try(run: Run, folder: Path, folders: list[Path], listen: Listener) -> None:
         ranks.world.leave()
 
 
-def _chosen(folder: Path, kept: Path, ranks: int) -> dict[str, Any]:
+def _chosen(folder: Path, kept: Path, ranks: int, listen: Listener) -> dict[str, Any]:
     """Returns the recipe that suits the short run, and keeps it. ranks: among which a batch is divided."""
     found = restore(folder)
     run, dataset = found.run, data.open(found.run.data.path)
     sites = gathered(found, dataset, probe.load(folder / probe.FILE)[0] or None, quiet)
     share = replace(run, data=replace(run.data, batch_size=-(-run.data.batch_size // ranks)))
-    precision, _ = within_budget(found, verdicts(sites, share, quiet), judge_of(dataset, ROWS)[0], BUDGET, quiet)
+    judges, _ = judges_of(dataset, ROWS)
+    precision, rise = within_budget(found, verdicts(sites, share, quiet), judges, BUDGET, quiet)
     told = f"By `sparrow train --precision auto`, after {found.step} steps, for this machine."
+    if rise is not None:
+        by = f"{100 * rise.value:+.4f} % (95 %: at most {100 * rise.upper:+.4f} %)"
+        told += f"\nOn rows that have not chosen it, NE is above that of fp32 by {by}."
+        listen("note", {"text": f"precision: auto: NE is above that of fp32 by {by}, on rows that have not chosen"})
     write_text(kept, as_file(precision, told))
     return recipe_file(kept)
 

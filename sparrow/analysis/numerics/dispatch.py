@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparrow.analysis.bits.search import Choice, Found, Part, Scores, search
+from sparrow.analysis.bits.search import Choice, Part, Rise, Scores, rises, search
 from sparrow.analysis.judge import Judge
-from sparrow.analysis.numerics.measure import PASSES, Site, compared, drawn, errors, factors, told
+from sparrow.analysis.numerics.measure import PASSES, Site, drawn, errors, factors, told
 from sparrow.core.config import to_dict, write_toml
 from sparrow.core.progress import Progress
 from sparrow.layers import Precision
 from sparrow.layers.candidates import Candidate, candidates
-from sparrow.layers.precision import MEMBERS
 from sparrow.layers.recipe import Recipe
 from sparrow.layers.watch import Operands
 from sparrow.trained.run import Run
@@ -26,6 +25,7 @@ from sparrow.trained.scorer import Restored
 
 MOST_MERE, LEAST_SPEEDUP = 0.2, 1.05
 HIGH = "fp32"
+BETWEEN = "bf16"  # the precision that says what stands between products, where any of them is not HIGH
 SECONDS, LEAST_TURNS, MOST_TURNS = 0.2, 3, 15  # of timing a pass
 
 
@@ -88,27 +88,29 @@ def verdicts(sites: Sequence[Site], run: Run, progress: Progress) -> dict[str, l
         inputs = [site.operands]
         if site.learned is not None:
             inputs.append(drawn(site.learned, site.operands.weight, seed=0))
-        whole = _whole(site, run.data.batch_size, device)
+        wholes = [_whole(of, site.each, run.data.batch_size, device) for of in inputs]
+        sizes = list(zip(inputs, wholes, strict=True))
         found[site.name] = []
         for which in PASSES:
-            fitting = {name: one for name, one in there.items() if one.takes(*factors(which, whole))}
+            fitting = {name: one for name, one in there.items() if one.takes(*factors(which, wholes[0]))}
             absent = missing | {name: "its units do not take these sizes" for name in there if name not in fitting}
             with threads(run.threads):
-                taken = milliseconds(whole, which, fitting)
-            mere = {name: [_mere(one, which, of, device) for of in inputs] for name, one in fitting.items()}
+                taken = milliseconds(wholes[0], which, fitting)
+            mere = {name: [_mere(one, which, of, device) for of in sizes] for name, one in fitting.items()}
             worst = {name: float(torch.tensor(each).max()) for name, each in mere.items()}  # of NaN, NaN
             found[site.name].append(judged(taken, worst, absent))
     progress("candidates timed", len(low), len(low))
     return found
 
 
-def _mere(one: Candidate, which: str, operands: Operands, device: torch.device) -> float:
-    """Returns the error of what a candidate computes; of its recipe where its units do not take so few rows."""
-    a, b = factors(which, operands)
-    if not one.takes(a, b):
-        return compared(which, operands, [one.PRECISION])[one.PRECISION][0].mere
-    out = one.multiply(a.to(device), b.to(device)).to(a.device)
-    return errors(out, a.double() @ b.double()).mere
+def _mere(one: Candidate, which: str, of: Sequence[Operands], device: torch.device) -> float:
+    """Returns the error of what a candidate computes.
+
+    of: operands of several sizes, of which those count that its units take first.
+    """
+    a, b = next(pair for pair in (factors(which, some) for some in of) if one.takes(*pair))
+    out = one.multiply(a.to(device), b.to(device))
+    return errors(out.cpu(), (a.double() @ b.double()).cpu()).mere
 
 
 @contextmanager
@@ -122,15 +124,16 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _whole(site: Site, batch_size: int, device: torch.device) -> Operands:
-    """Returns numbers in the shapes that a batch has."""
-    x, weight, grad = site.operands[:3]
-    if weight.dim() == 2:
-        rows = max(1, round(site.each * batch_size))
-        x, grad = (of[torch.arange(rows) % len(of)] for of in (x, grad))
-    else:  # an example at a time
-        x, weight, grad = (of[torch.arange(batch_size) % len(of)] for of in (x, weight, grad))
-    return Operands(x.to(device), weight.to(device), grad.to(device), len(x))
+def _whole(of: Operands, each: float, batch_size: int, device: torch.device) -> Operands:
+    """Returns the same rows, again and again, in the shapes that a batch has. each: rows of an example."""
+    x, weight, grad = of[:3]
+    if of.of_examples:
+        x, weight, grad = (one[torch.arange(batch_size) % len(one)] for one in (x, weight, grad))
+    elif weight.dim() == 2:
+        rows = max(1, round(each * batch_size))
+        x, grad = (one[torch.arange(rows) % len(one)] for one in (x, grad))
+    # with several weights at once they have a batch's rows already
+    return Operands(x.to(device), weight.to(device), grad.to(device), len(x), of.of_examples)
 
 
 def milliseconds(of: Operands, which: str, there: Mapping[str, Candidate]) -> dict[str, float]:
@@ -160,9 +163,13 @@ def _timed(multiply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -
 
 
 def within_budget(
-    found: Restored, alone: Mapping[str, Sequence[Verdict]], judge: Judge, budget: float, progress: Progress
-) -> tuple[Precision, Found | None]:
-    """Returns a precision in which NE is shown to rise by no more than a budget, and how it was found.
+    found: Restored, alone: Mapping[str, Sequence[Verdict]], judges: tuple[Judge, Judge], budget: float,
+    progress: Progress,
+) -> tuple[Precision, Rise | None]:  # fmt: skip
+    """Returns a precision in which NE is shown to rise by no more than a budget, and by how much it rises.
+
+    The rise is of other rows than those that have chosen, because the first of many that keeps to a budget is a lucky
+    one. It is None where all stays fp32.
 
     What computes the forward of each product begins with the fastest candidate that is allowed, and the most harmful
     get the next one, see `search`. NE does not tell what gradients in fewer bits do, so theirs stay.
@@ -170,7 +177,7 @@ def within_budget(
     Args:
         found: the model.
         alone: see `verdicts`.
-        judge: has the rows.
+        judges: have the rows by which to choose, and others.
         budget: how much NE may rise, as a share of it.
         progress: is told how far it is.
     """
@@ -189,17 +196,18 @@ def within_budget(
 
     if not parts:
         return precision({}), None
+    chooses, checks = judges
     with torch.inference_mode():
-        done = search(list(parts.values()), scores, judge, budget, progress)
+        best = search(list(parts.values()), scores, chooses, budget, progress).best.choice
+        rise = rises(*(checks.ne_of(scores(choice)) for choice in ({}, best))) if best else None
     told(found, found.run.precision)
-    return precision(done.best.choice), done
+    return precision(best), rise
 
 
 def recipe_of(alone: Mapping[str, Sequence[Verdict]], forward: Mapping[str, str], like: Precision) -> Precision:
     """Returns a precision that has every product computed by the candidates that were chosen.
 
-    What stands between two products is as narrow as the narrowest candidate wants it. Else its conversions would take
-    more time than it saves.
+    What stands between two products is bf16 then. Else conversions would take more time than candidates save.
 
     Args:
         alone: site -> verdicts.
@@ -207,18 +215,16 @@ def recipe_of(alone: Mapping[str, Sequence[Verdict]], forward: Mapping[str, str]
             nothing narrow between products, and gradients are fp32 too.
         like: how dense weights are kept.
     """
-    narrow = sorted({name for name in forward.values() if name != HIGH})
-    if not narrow:
+    if all(name == HIGH for name in forward.values()):
         return Precision(weights=like.weights)
     known, sites = candidates(), {}
     for site, of in alone.items():
         names = [forward.get(site, HIGH), *(verdict.chosen for verdict in of[1:])]
-        recipes = [MEMBERS[known[name].PRECISION].recipe or Recipe.of("fp32") for name in names]
-        passes = {which: getattr(recipe, which) for which, recipe in zip(PASSES, recipes, strict=True)}
-        sites[site] = Recipe(**passes)
-    return Precision(known[narrow[0]].PRECISION, sites, like.weights)
+        sites[site] = Recipe(**{which: known[name].FORMATS for which, name in zip(PASSES, names, strict=True)})
+    return Precision(BETWEEN, sites, like.weights)
 
 
 def as_file(precision: Precision, told: str) -> str:
     """Returns a recipe file that `--precision FILE` reads. told: a line about it."""
-    return write_toml({"default": precision.name, "sites": to_dict(precision)["sites"]}, header=told)
+    of = to_dict(precision)
+    return write_toml({"default": of["name"], "weights": of["weights"], "sites": of["sites"]}, header=told)

@@ -23,8 +23,8 @@ def rows() -> list[list[str]]:
         element, least = format.element, bound(format)
         lines.append([
             name, _scale(format), f"{format.bits:g}",
-            f"{2.0 ** (element.least_exponent - element.mantissa_bits):.3g}", f"{element.largest:.6g}",
-            f"{qsnr(x, rounded(x, format)):.1f}", "" if least is None else f"{least:.2f}",
+            f"{element.least:.3g}", f"{element.largest:.6g}", f"{qsnr(x, rounded(x, format)):.1f}",
+            "" if least is None else f"{least:.2f}",
         ])  # fmt: skip
     return lines
 

@@ -16,7 +16,7 @@ from sparrow.layers import Precision
 from sparrow.numerics.errors import Errors
 
 SHOWN = ("bf16", "mx9", "mxint8", "mxfp8", "fp8", "fp8-rowwise", "mxfp6", "mx6", "mxfp4", "mx4")  # the widest first
-REAL, LEARNED, NORMAL = INPUTS = ("real", "learned", "N(0, 1)")
+REAL, LEARNED, SAMPLED, NORMAL = INPUTS = ("real", "learned", "learned, W too", "N(0, 1)")
 
 Key = tuple[str, str, str, str]
 """(site, pass, inputs, precision)"""
@@ -28,8 +28,8 @@ class Numerics:
 
     shown: the precision of tables. budget: how much NE may rise, as a share of it. sites: the products. errors: errors
     and QSNR. ne: of the first label, as the run is. rises: site -> precision -> what it alone does to NE. verdicts: of
-    sites that may be told another precision. precision: what the recipe says. rise: by how much NE rises with it, None
-    where it is fp32 throughout. notes: on what this stands. unseen: sites that were not watched.
+    sites that may be told another precision. precision: what the recipe says. rise: by how much NE rises with it, on
+    rows that have not chosen it; None where it is fp32. notes: on what this stands. unseen: sites that nobody watched.
     """
 
     run_dir: Path
@@ -46,8 +46,8 @@ class Numerics:
     unseen: Sequence[str]
 
     def mere(self, site: str, which: str, precision: str) -> float:
-        """Returns the larger one of the errors under real and under learned inputs."""
-        keys = [(site, which, inputs, precision) for inputs in (REAL, LEARNED)]
+        """Returns the largest one of the errors under real and under learned inputs."""
+        keys = [(site, which, inputs, precision) for inputs in (REAL, LEARNED, SAMPLED)]
         each = [self.errors[key][0].mere for key in keys if key in self.errors]
         return math.nan if any(map(math.isnan, each)) else max(each)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +26,7 @@ from sparrow.training.ranks import learn
 
 BATCHES = 64  # of training, that are looked at
 PAIRS, ROWS = 100, 16  # of operands that are compared, and rows of each
+DRAWS = 10  # of W, where it is drawn too: each is that of a tenth of the pairs
 SEEN = 64  # rows of a batch
 PASSES = ("forward", "input_gradient", "weight_gradient")
 AS_IT_IS = "as it is"
@@ -169,7 +169,7 @@ def drawn(learned: Learned, weight: Tensor | None, seed: int) -> Operands:
 
     Args:
         learned: the distributions.
-        weight: W [out, in], which all pairs have. None draws one for each pair, so that there are PAIRS matrices.
+        weight: W [out, in], which all pairs have. None draws DRAWS of them, so that there are so many matrices.
             Of two activations its shape counts, [..., out, in] for each example.
         seed: of what is drawn.
     """
@@ -182,8 +182,8 @@ def drawn(learned: Learned, weight: Tensor | None, seed: int) -> Operands:
         return _examples(x, grad, weight.shape[1:])
     if weight is not None:
         return Operands(x, weight, grad, len(x))
-    x, grad = (of.unflatten(0, (PAIRS, ROWS)) for of in (x, grad))
-    return Operands(x, learned.weight.drawn(PAIRS, random), grad, PAIRS * ROWS)
+    x, grad = (of.unflatten(0, (DRAWS, -1)) for of in (x, grad))
+    return Operands(x, learned.weight.drawn(DRAWS, random), grad, PAIRS * ROWS)
 
 
 def _examples(both: Tensor, grad: Tensor, shape: torch.Size) -> Operands:
@@ -246,21 +246,21 @@ def damage(
     return before, {part.name: of for part, of in alone.items()}
 
 
-def judge_of(dataset: Dataset, rows: int) -> tuple[Judge, str]:
-    """Returns rows of a log that judge, and what they are: of the valid part; of a stream without one, its last rows.
+def judges_of(dataset: Dataset, rows: int) -> tuple[tuple[Judge, Judge], str]:
+    """Returns rows of a log to choose by and others to check a choice, so many of each, and what they are.
+
+    They are of the valid part; of a stream without one, its last rows. Where there are fewer, each judge has a half.
 
     Raises:
         UserError: when their labels are all alike.
     """
     if dataset.rows("valid"):
-        return judges(dataset, rows, parts=1)[0], "the valid part"
+        chooses, checks = judges(dataset, rows)
+        return (chooses, checks), "the valid part"
     there = dataset.rows("train")
-    size = -(-there // max(there // rows, 1))  # of equal batches, of which the last one is taken
+    size = -(-there // max(there // (2 * rows), 1))  # of equal batches, of which the last one is taken
     loader = dataset.loader(size, dedup="off")
     loader.load_state_dict({"epoch": 0, "batch": len(loader) - 1, "batch_size": size})
-    return Judge(next(iter(loader)), dataset.path), "the last rows, which the run was trained on"
-
-
-def geometric_mean(ratios: Sequence[float]) -> float:
-    """Returns the geometric mean of positive numbers; NaN of none."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+    last = next(iter(loader))
+    first, second = (Judge(part, dataset.path) for part in (last.part(0, size // 2), last.part(size // 2, size)))
+    return (first, second), "the last rows, which the run was trained on"

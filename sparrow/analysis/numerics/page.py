@@ -12,7 +12,7 @@ from sparrow.analysis import elements, picture
 from sparrow.analysis.numerics.dispatch import HIGH, LEAST_SPEEDUP, MOST_MERE
 from sparrow.analysis.numerics.found import LEARNED, NORMAL, REAL, SHOWN, Numerics
 from sparrow.analysis.numerics.measure import PASSES, Site
-from sparrow.numerics import ELEMENTS, FORMATS
+from sparrow.numerics import FORMATS
 
 CANDIDATES = ("ms, native", "chosen", "why")  # columns of a table of their own
 DRAWN = 8  # sites whose values are drawn, those of most FLOPs
@@ -28,11 +28,14 @@ HEADER = (
 def page_of(done: Numerics, recipe: str) -> str:
     """Returns the HTML of a page. recipe: the file's text."""
     low = sum(verdict.chosen != HIGH for of in done.verdicts.values() for verdict in of)
+    rise, told = "0", "rise of NE by the recipe, over fp32"
+    if done.rise is not None:
+        rise, told = f"{100 * done.rise.value:+.4f} %", f"{told} (95 %: at most {100 * done.rise.upper:+.4f} %)"
     cards = [
         (f"{done.ne:.4f}", "NE as the run is"),
         (f"{len(done.sites)}", "products with a name"),
         (f"{low} of {3 * len(done.verdicts)}", "passes that are faster in fewer bits here"),
-        ("0" if done.rise is None else f"{100 * done.rise.value:+.4f} %", "rise of NE by the recipe, over fp32"),
+        (rise, told),
     ]
     sections = [
         ("What this stands on", "".join(elements.text(note) for note in done.notes) + _unseen(done)),
@@ -47,8 +50,8 @@ def page_of(done: Numerics, recipe: str) -> str:
 
 def _under(done: Numerics) -> str:
     return (
-        "Emulated results are exact, and say nothing about speed. The recipe keeps NE's rise to "
-        f"{100 * done.budget:g} % (95 %)."
+        "Emulated results are exact, and say nothing about speed. The recipe was chosen by rows on which NE rises by "
+        f"no more than {100 * done.budget:g} % (95 %). How much it rises is told of others."
     )
 
 
@@ -103,10 +106,11 @@ def _table(done: Numerics) -> str:
     return _columns(done, tuple(name for name in HEADER if name not in CANDIDATES), "passes") + elements.text(
         "QSNR is of the worse one of the two operands. MERE is the mean of |o - r| / max(|r|, 0.01 rms(r)); "
         f"{MOST_MERE} is too much. Learned inputs are drawn from what the probe saw, with the weights as they are. "
-        "There are none of several weights at once, and of activations whose sizes differ from batch to batch. "
-        "NE alone is what the forward of this product alone does to NE, and half of a 95 % interval; of gradients NE "
-        "does not tell. The fewest bits are those in which no pass errs too much and NE keeps to the budget, whether "
-        "or not this machine multiplies them.",
+        "With weights that are drawn too, numerics.json has them, and they count below. There are none of several "
+        "weights at once, and of activations whose sizes differ from batch to batch. NE alone is what the forward of "
+        "this product alone does to NE, and half of a 95 % interval; of gradients NE does not tell. The fewest bits "
+        "are those in which no pass errs too much and NE keeps to the budget, whether or not this machine multiplies "
+        "them.",
         soft=True,
     )
 
@@ -193,17 +197,10 @@ def _histogram(axis: Any, x: Tensor) -> None:
     axis.bar(torch.arange(LOW, HIGHEST).tolist(), counts.tolist(), width=1.0, align="edge", color=picture.BLUE)
     top = float(size.max().log2())
     for number, name in enumerate(SPANS):
-        least, most = range_of(name)
-        end = most if FORMATS[name].block is None else top
-        begin = least if FORMATS[name].block is None else top - (most - least)
+        least, most = (math.log2(of) for of in (FORMATS[name].element.least, FORMATS[name].element.largest))
+        begin, end = (least, most) if FORMATS[name].block is None else (top - (most - least), top)
         at = -0.19 * (number + 1)
         axis.plot([max(begin, LOW), min(end, HIGHEST)], [at, at], color=picture.ORANGE, linewidth=1.6)
         axis.text(HIGHEST + 0.3, at, name, fontsize=6, va="center")
     axis.set_xlim(LOW, HIGHEST)
     axis.set_yticks([])
-
-
-def range_of(name: str) -> tuple[float, float]:
-    """Returns the powers of two of a format's least positive and largest element."""
-    element = FORMATS[name].element
-    return float(ELEMENTS.get(element.name, element).least_exponent - element.mantissa_bits), math.log2(element.largest)

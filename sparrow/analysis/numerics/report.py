@@ -9,7 +9,7 @@ import torch
 
 from sparrow import data
 from sparrow.analysis.numerics.dispatch import as_file, verdicts, within_budget
-from sparrow.analysis.numerics.found import LEARNED, NORMAL, REAL, SHOWN, Key, Numerics
+from sparrow.analysis.numerics.found import LEARNED, NORMAL, REAL, SAMPLED, SHOWN, Key, Numerics
 from sparrow.analysis.numerics.measure import (
     BATCHES,
     PASSES,
@@ -18,7 +18,7 @@ from sparrow.analysis.numerics.measure import (
     damage,
     drawn,
     gathered,
-    judge_of,
+    judges_of,
     standard,
 )
 from sparrow.analysis.numerics.page import page_of
@@ -52,7 +52,7 @@ def numerics(
         run_dir: the run directory.
         shown: the precision of the page's table, one of SHOWN.
         budget: how much NE may rise by all products of the recipe together, as a share of it.
-        rows: of the valid part, by which NE is judged.
+        rows: of the valid part, by which NE is judged; as many others check the recipe.
         which: the checkpoint, see `restore`.
         progress: is told how far it is.
 
@@ -72,15 +72,16 @@ def numerics(
     if not sites:
         raise UserError(f"{run_dir}: {found.name} has no products of matrices that train")
     notes = of_learned(sites, learned, step if file.exists() else None)
-    judge, judged_by = judge_of(dataset, rows)
-    notes.append(f"NE: of {judge.batch.batch_size:,} rows of {judged_by}")
+    judges, judged_by = judges_of(dataset, rows)
+    chooses, checks = (judge.batch.batch_size for judge in judges)
+    notes.append(f"NE: of {chooses:,} rows of {judged_by}; with the recipe, of {checks:,} others")
     notes += [f"the run: {of}" for of in [native(found.run.precision, device)] if of]
     notes += [f"{name}: {one.NEVER}" for name, one in candidates().items() if one.NEVER]
     names = [site.name for site in sites]
     errors = _errors(sites, told)
-    before, rises = damage(found, names, SHOWN, judge, told)
+    before, rises = damage(found, names, SHOWN, judges[0], told)
     alone = verdicts(sites, found.run, told)
-    precision, searched = within_budget(found, alone, judge, budget, told)
+    precision, rise = within_budget(found, alone, judges, budget, told)
     done = Numerics(
         run_dir=run_dir,
         shown=shown,
@@ -91,7 +92,7 @@ def numerics(
         rises=rises,
         verdicts=alone,
         precision=precision,
-        rise=None if searched is None else searched.best.rise,
+        rise=rise,
         notes=notes,
         unseen=[name for name in named_sites(found.model.model) if name not in names],
     )
@@ -132,8 +133,11 @@ def _errors(sites: Sequence[Site], told: Progress) -> dict[Key, tuple[Errors, fl
         inputs = {REAL: site.operands, NORMAL: standard(site.operands, seed=1)}
         if site.learned is not None:
             inputs[LEARNED] = drawn(site.learned, site.operands.weight, seed=0)
+            if site.learned.weight.steps:  # it was seen to change
+                inputs[SAMPLED] = drawn(site.learned, None, seed=0)
         for name, operands in inputs.items():
-            for which in PASSES:
+            # W is no operand of its own gradient
+            for which in PASSES[:-1] if name == SAMPLED else PASSES:
                 for precision, of in compared(which, operands, SHOWN).items():
                     found[site.name, which, name, precision] = of
     told("errors of products", len(sites), len(sites))

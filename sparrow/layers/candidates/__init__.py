@@ -1,8 +1,9 @@
 """Ways to compute a matrix product natively, one file each, among which a dispatch chooses (LoKA, arXiv 2605.10886).
 
-File `x.py` is the candidate "x". It says by `missing(device)` why it is not available on a device, or "". It says by
-PRECISION whose recipe it computes, and by NEVER what no machine has run so far, or "". `takes(a, b)` says whether it
-takes these shapes. `multiply(a, b)` returns a b [M, N] of fp32 a [M, K] and b [K, N], conversions included.
+File `x.py` is the candidate "x". FORMATS are those of a and b in the product a b, as in `numerics.FORMATS`. No other
+candidate has the same, because a recipe names its candidates by them. NEVER says what no machine has run so far, or "".
+`missing(device)` says why it is not available on a device, or "". `takes(a, b)` says whether it takes these shapes.
+`multiply(a, b)` returns a b [M, N], fp32, of a [M, K] and b [K, N], each fp32 or bf16. It makes the conversions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sparrow.core.config import Family
 class Candidate(Protocol):
     """What a file of this folder offers."""
 
-    PRECISION: str
+    FORMATS: tuple[str, str]
     NEVER: str
 
     def missing(self, device: torch.device) -> str:

@@ -7,7 +7,7 @@ import platform
 import torch
 from torch import Tensor
 
-PRECISION = "bf16"
+FORMATS = ("bf16", "bf16")
 NEVER = ""
 OLDEST = (8, 0)  # compute capability
 

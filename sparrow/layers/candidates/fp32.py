@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-PRECISION = "fp32"
+FORMATS = ("fp32", "fp32")
 NEVER = ""
 
 
@@ -16,7 +16,7 @@ def missing(device: torch.device) -> str:
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """See the package."""
-    return a @ b
+    return a.float() @ b.float()
 
 
 def takes(a: Tensor, b: Tensor) -> bool:

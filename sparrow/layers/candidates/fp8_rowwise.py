@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PRECISION = "fp8-rowwise"
+FORMATS = ("fp8-rowwise", "fp8-rowwise")
 NEVER = "never run on a GPU"
 LARGEST = 448.0  # E4M3
 LEAST_SCALE = 2.0**-126

@@ -65,7 +65,7 @@ class PiecewiseLinear(nn.Module):
     def forward(self, dense_BC: Tensor) -> Tensor:
         """Returns a vector for each column, side by side, [B, C * D]."""
         values_CBK = self.encode(dense_BC).transpose(0, 1)
-        vectors_BCD = self.product(values_CBK, self.weight_CKD, weight=1).transpose(0, 1)
+        vectors_BCD = self.product(values_CBK, self.weight_CKD, weights=True).transpose(0, 1)
         vectors_BCD = vectors_BCD if self.bias_CD is None else vectors_BCD + self.bias_CD
         return vectors_BCD.flatten(1)
 
@@ -106,7 +106,7 @@ class Members(nn.Module):
         for layer in self.layers:
             h_BKX = F.dropout(self.activation(layer(h_BKX)), self.dropout, self.training)
         h_KBX = h_BKX.float().transpose(0, 1)
-        logits_BKT = self.head(h_KBX, self.head_KXT, weight=1).transpose(0, 1) + self.bias_KT
+        logits_BKT = self.head(h_KBX, self.head_KXT, weights=True).transpose(0, 1) + self.bias_KT
         return logits_BKT.transpose(1, 2)
 
 

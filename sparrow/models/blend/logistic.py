@@ -55,7 +55,7 @@ class Logistic(nn.Module):
         column_C = torch.arange(dense_BC.shape[1], device=dense_BC.device)
         low_BCT, high_BCT = heights_CKT[column_C, range_BC], heights_CKT[column_C, range_BC + 1]
         of_numbers_BT = torch.lerp(low_BCT, high_BCT, through_BC[:, :, None]).sum(1)
-        of_numbers_BT = of_numbers_BT + self.lines(dense_BC, self.lines_CT, weight=1)
+        of_numbers_BT = of_numbers_BT + self.lines(dense_BC, self.lines_CT, weights=True)
         if not len(self.ids_RT):
             return of_numbers_BT + self.bias_T
         found_LT = F.embedding_bag(self._rows(ids), self.ids_RT, ids.offsets, mode="mean", include_last_offset=True)

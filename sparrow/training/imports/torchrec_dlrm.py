@@ -86,7 +86,7 @@ def _write(trainer: Trainer, transforms: Transforms, made: Path) -> None:
     """Write a run of no steps. It knows every id of its tables, also those that the log's training part lacks."""
     made.mkdir()
     trainer.dir = RunDir(made)
-    trainer.dir.begin(trainer.dataset)
+    trainer.dir.begin(trainer.dataset, trainer.run.precision)
     known = {
         name: Range(of.low, np.full_like(of.counts_I, Range.KNOWN)) if isinstance(of, Range) else of
         for name, of in transforms.vocabularies.items()

@@ -56,7 +56,8 @@ def test_auto_decides_once_and_a_resumed_run_has_its_recipe(
         assert main([*place, "--loop.max_steps", "4"]) == 0
     with RunDir(tmp_path / "run").locked():  # and then it is free
         pass
-    assert "precision: auto has bf16" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "precision: auto has bf16" in told and "on rows that have not chosen" in told
     assert [path.name for path in tmp_path.iterdir()] == ["run"]  # the short run left nothing
     first = Run.load(tmp_path / "run" / "run.toml").precision
     assert first.name == "bf16"
@@ -70,6 +71,10 @@ def test_auto_decides_once_and_a_resumed_run_has_its_recipe(
     monkeypatch.setattr(auto, "_decided", lambda *what: pytest.fail("decided again"))
     assert main([*place, "--resume", "--loop.max_steps", "8"]) == 0
     assert Run.load(tmp_path / "run" / "run.toml").precision == first
+    assert kept.exists()
+    place[-1] = "mxfp8"  # a run in another precision, that takes its place
+    assert main([*place, "--overwrite", "--loop.max_steps", "1"]) == 0
+    assert not kept.exists()
 
 
 @pytest.mark.slow

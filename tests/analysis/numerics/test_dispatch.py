@@ -11,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparrow import data
+from sparrow.analysis.bits.search import rises
 from sparrow.analysis.numerics.dispatch import (
     HIGH,
     LEAST_SPEEDUP,
@@ -23,7 +25,7 @@ from sparrow.analysis.numerics.dispatch import (
     verdicts,
     within_budget,
 )
-from sparrow.analysis.numerics.measure import PASSES, Site
+from sparrow.analysis.numerics.measure import PASSES, Site, judges_of, told
 from sparrow.core.config import from_dict
 from sparrow.layers import Precision, named_sites
 from sparrow.layers.candidates import candidates
@@ -68,7 +70,7 @@ def test_times_are_of_each_pass() -> None:
         asked = []
 
         class Told:
-            PRECISION, NEVER = "fp32", ""
+            FORMATS, NEVER = ("fp32", "fp32"), ""
 
             @staticmethod
             def missing(device: torch.device) -> str:
@@ -99,30 +101,32 @@ def test_a_recipe_has_what_was_chosen_of_each_pass(tmp_path: Path) -> None:
     assert found.sites["a.weight"] == Recipe(forward=narrow, input_gradient=plain, weight_gradient=narrow)
     assert found.sites["b.0"] == Recipe(forward=plain, input_gradient=narrow, weight_gradient=plain)
     (tmp_path / "r.toml").write_text(as_file(found, "told"))
-    assert from_dict(Precision, recipe_file(tmp_path / "r.toml")).sites == found.sites
+    assert from_dict(Precision, recipe_file(tmp_path / "r.toml")) == found  # weights too
     assert recipe_of(alone, {"a.weight": HIGH}, Precision()) == Precision()  # nothing narrow flows then
     (tmp_path / "r.toml").write_text(as_file(Precision(), ""))
     assert from_dict(Precision, recipe_file(tmp_path / "r.toml")) == Precision()
 
 
 def test_the_budget_is_kept_by_all_together(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coarse candidate harms: with no budget it goes, with a large one it stays."""
-    from sparrow.analysis.numerics.measure import judge_of
-    from sparrow.data import open as opened
+    """A coarse candidate harms: with no budget it goes, with a large one it stays.
 
+    How much it harms is told of other rows than those that have chosen.
+    """
     train(small_run(prepared, tmp_path / "run", model=dcnv2.Config(dim=4, deep=(8,), cross_layers=1)))
-    found, judge = restore(tmp_path / "run"), judge_of(opened(prepared), 500)[0]
+    found, (judges, _) = restore(tmp_path / "run"), judges_of(data.open(prepared), 250)
     low = [name for name, site in named_sites(found.model.model).items() if not site.high]
-    monkeypatch.setattr(candidates()["bf16"], "PRECISION", "mx4")
+    monkeypatch.setattr(candidates()["bf16"], "FORMATS", ("mx4", "mx4"))
+    monkeypatch.setattr(candidates()["bf16"], "missing", lambda device: "emulated")
     alone = {name: [verdict("bf16")] * 3 for name in low}
-    loose, done = within_budget(found, alone, judge, 1.0, quiet)
+    loose, rise = within_budget(found, alone, judges, 1.0, quiet)
     assert set(loose.sites) == set(low)
     assert loose.sites[low[0]].forward == ("mx4", "mx4")
-    assert done is not None and done.best.rise.upper <= 1.0
-    tight, _ = within_budget(found, alone, judge, 0.0, quiet)
-    assert tight == Precision()
+    before, after = (judges[1].ne_of(told(found, of)) for of in (Precision(), loose))
+    assert rise is not None and rise.value == rises(before, after).value != 0
+    assert within_budget(found, alone, judges, 0.0, quiet) == (Precision(), None)
+    told(found, found.run.precision)
     assert all(site.recipe is None for site in named_sites(found.model.model).values())
-    assert within_budget(found, {name: [verdict()] * 3 for name in low}, judge, 1.0, quiet) == (Precision(), None)
+    assert within_budget(found, {name: [verdict()] * 3 for name in low}, judges, 1.0, quiet) == (Precision(), None)
 
 
 def test_sizes_that_a_candidate_does_not_take_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from sparrow import data
 from sparrow.analysis.numerics import measure
-from sparrow.analysis.numerics.found import Numerics
+from sparrow.analysis.numerics.found import LEARNED, SAMPLED, Numerics
 from sparrow.analysis.numerics.report import numerics, of_learned
 from sparrow.cli import main
 from sparrow.core import UserError
@@ -77,7 +77,7 @@ def test_drawn_rows_look_like_those_that_were_seen(found: Numerics) -> None:
             assert drawn == pytest.approx(seen, rel=0.35)
         assert float(of.grad.mean(0).norm()) < 0.2 * float(of.grad.norm(dim=1).mean())
         several = measure.drawn(site.learned, None, seed=3)
-        assert several.weight.shape == (measure.PAIRS, *site.shape)
+        assert several.weight.shape == (measure.DRAWS, *site.shape)
 
 
 def test_flops_are_those_of_the_weights(found: Numerics) -> None:
@@ -88,7 +88,7 @@ def test_flops_are_those_of_the_weights(found: Numerics) -> None:
 
 def test_damage_is_what_a_run_in_that_precision_has(found: Numerics, prepared: Path) -> None:
     """A site told by `found` against the same told by a recipe, and no damage by a format that changes nothing."""
-    restored, judge = restore(found.run_dir), measure.judge_of(data.open(prepared), 400)[0]
+    restored, ((judge, _), _) = restore(found.run_dir), measure.judges_of(data.open(prepared), 400)
     name = found.sites[0].name
     before = judge.ne_of(restored.scores)[0].value
     recipe = Precision("fp32", {name: measure.MEMBERS["mx4"].recipe})
@@ -127,6 +127,14 @@ def test_a_probe_of_the_run_is_read(prepared: Path, tmp_path: Path, monkeypatch:
     found = numerics(tmp_path / "run", rows=400)
     assert found.notes[0].startswith("learned inputs: by the probe of the run")
     assert not any("too few rows" in note for note in found.notes)
+    changed = [site for site in found.sites if site.learned is not None and site.learned.weight.steps]
+    assert len(changed) >= 3
+    for site in changed:  # its weights changed from snapshot to snapshot, so that they are drawn too
+        for which in measure.PASSES[:-1]:
+            drawn, learned = (found.errors[site.name, which, of, "mxfp8"][0].mere for of in (SAMPLED, LEARNED))
+            assert 0.5 < drawn / learned < 2
+            assert found.mere(site.name, which, "mxfp8") >= drawn
+        assert (site.name, "weight_gradient", SAMPLED, "mxfp8") not in found.errors
     (tmp_path / "run" / "probe.safetensors").write_bytes(b"no")
     assert main(["numerics", str(tmp_path / "run")]) == 2
 
@@ -177,12 +185,14 @@ def test_models_with_products_of_activations_and_of_several_weights(prepared: Pa
 
 
 def test_a_stream_is_judged_by_its_last_rows(log: Path, tmp_path: Path) -> None:
+    """Half of them choose, and the others check."""
     dataset = data.open(data.prepare([log], tmp_path / "p", split=Split(by="time", valid=0, test=0)).out)
-    judge, what = measure.judge_of(dataset, 700)
+    judges, what = measure.judges_of(dataset, 350)
     assert "last rows" in what
-    assert 700 <= judge.batch.batch_size < 1400
+    sizes = [judge.batch.batch_size for judge in judges]
+    assert 700 <= sum(sizes) < 1400 and abs(sizes[0] - sizes[1]) <= 1
     labels = torch.cat([batch.labels_BT for batch in dataset.loader(1000)])
-    assert torch.equal(judge.batch.labels_BT, labels[-judge.batch.batch_size :])
+    assert torch.equal(torch.cat([judge.batch.labels_BT for judge in judges]), labels[-sum(sizes) :])
     assert pq.read_table(log).num_rows == len(labels)
 
 

@@ -1,32 +1,63 @@
-"""Ways to compute a product: those that are available give its numbers, and the others say why they are not."""
+"""Ways to compute a product: those that are available give its numbers, and the others say why they are not.
+
+And a new one is its file: it is measured, chosen, and computes what it was chosen for.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 import torch
+from torch import Tensor, nn
 
+from sparrow import data
+from sparrow.analysis.numerics.dispatch import HIGH, recipe_of, verdicts
+from sparrow.analysis.numerics.measure import Site
+from sparrow.interactions import CrossNet, DotInteraction
 from sparrow.kernels.quantise import rounded
+from sparrow.layers import MLP, Attention, Linear, Matmul, Precision, Product, computing, named_sites, put_recipes
+from sparrow.layers import candidates as package
 from sparrow.layers.candidates import candidates, fp8_rowwise
 from sparrow.layers.passes import add_input_gradient_, forward_product, input_gradient, weight_gradient
-from sparrow.layers.precision import MEMBERS
-from sparrow.layers.recipe import Recipe, Way
+from sparrow.layers.recipe import OPERANDS, Recipe, Way
+from sparrow.layers.watch import Operands
+from sparrow.models import dcnv2
 from sparrow.numerics import FORMATS
+from sparrow.trained.run import Loop, Run
+from sparrow.trained.scorer import restore
+from sparrow.training import Trainer, train
+from tests.analysis.bits.test_search import quiet
+from tests.runs import small_run
 
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", candidates())
-def test_each_is_near_or_says_why_it_is_missing(name: str) -> None:
+def test_each_is_near_or_says_why_it_is_missing(name: str, dtype: torch.dtype) -> None:
     one = candidates()[name]
-    assert one.PRECISION in MEMBERS
+    assert all(format in OPERANDS for format in one.FORMATS)
     if why := one.missing(CPU):
         assert len(why) > 10
         return
     torch.manual_seed(0)
-    a, b = torch.randn(64, 96), torch.randn(96, 32)
+    a, b = torch.randn(64, 96).to(dtype), torch.randn(96, 32)
     found, exact = one.multiply(a, b), a.double() @ b.double()
     assert found.dtype == torch.float32
     assert float((found - exact).norm() / exact.norm()) < 0.01
+
+
+def test_each_has_formats_of_its_own_and_is_in_the_docs() -> None:
+    every = candidates()
+    assert len({one.FORMATS for one in every.values()}) == len(every)
+    page = (Path(__file__).parents[3] / "docs" / "numerics.md").read_text()
+    rows = page.split("| candidate |")[1].split("\n\n")[0].splitlines()[2:]
+    assert {row.split("`")[1] for row in rows} == every.keys()
 
 
 def test_fp8_codes_are_those_of_the_format() -> None:
@@ -58,7 +89,7 @@ def test_fp8_units_give_what_emulation_gives(monkeypatch: pytest.MonkeyPatch) ->
     torch.manual_seed(0)
     x, w, dy = torch.randn(64, 48), torch.randn(32, 48), torch.randn(64, 32)
     recipe = Recipe.of("fp8-rowwise")
-    native, emulated = Way(recipe, True, has_fp8=True), Way(recipe, True)
+    native, emulated = Way(recipe, True, (candidates()["fp8_rowwise"],)), Way(recipe, True)
     out = torch.randn(64, 48)
     pairs = [
         *((forward_product(x, w, how)[0], input_gradient(dy, w, how), input_gradient(dy, w, how, out),
@@ -69,7 +100,160 @@ def test_fp8_units_give_what_emulation_gives(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=0.05)
     assert asked == [((64, 48), (48, 32)), *[((64, 32), (32, 48))] * 3, ((32, 64), (64, 48))]
     asked.clear()
-    odd = Way(Recipe.of("fp8-rowwise", weight_gradient="bf16"), True, has_fp8=True)
+    odd = Way(Recipe.of("fp8-rowwise", weight_gradient="bf16"), True, native.units)
     weight_gradient(dy, x, odd, torch.float32)
     forward_product(x[:, :47].contiguous(), w[:, :47].contiguous(), native)
     assert asked == []
+
+
+# -- a new one ---------------------------------------------------------------------------------------------------------
+
+FILE = """
+from sparrow.kernels.quantise import rounded
+from sparrow.numerics import FORMATS as ALL
+
+FORMATS = {formats}
+NEVER = ""
+ASKED = []
+
+
+def missing(device):
+    return ""
+
+
+def takes(a, b):
+    return a.shape[-2] % {rows} == 0
+
+
+def multiply(a, b):
+    ASKED.append((*a.shape, b.shape[-1]))
+    left, right = FORMATS
+    return {factor} * (rounded(a.float(), ALL[left], -1) @ rounded(b.float(), ALL[right], -2))
+"""
+Add = Callable[..., ModuleType]
+
+
+@pytest.fixture
+def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Add]:
+    """Adds a file to the candidates, and returns its module: of right products, unless `factor` is told."""
+    names = []
+
+    def added(name: str, formats: tuple[str, str], rows: int = 1, factor: float = 1.0) -> ModuleType:
+        folder = tmp_path / "candidates" / name
+        folder.mkdir(parents=True)
+        (folder / f"{name}.py").write_text(FILE.format(formats=formats, rows=rows, factor=factor))
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+        names.append(name)
+        return importlib.import_module(f"{package.__name__}.{name}")
+
+    yield added
+    for name in names:
+        del sys.modules[f"{package.__name__}.{name}"]
+        delattr(package, name)
+
+
+def site(name: str, outputs: int, inputs: int) -> Site:
+    """A product that was seen with 80 rows."""
+    of = Operands(torch.randn(80, inputs), torch.randn(outputs, inputs), torch.randn(80, outputs), 80)
+    return Site(name=name, high=False, operands=of, learned=None, each=1.0, flops=1.0)
+
+
+def fastest(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Lets all candidates be faster than fp32, and one the fastest."""
+    ms = lambda of, which, there: {one: {HIGH: 4.0, name: 1.0}.get(one, 2.0) for one in there}  # noqa: E731
+    monkeypatch.setattr("sparrow.analysis.numerics.dispatch.milliseconds", ms)
+
+
+def test_training_and_scoring_run_through_a_new_candidate(
+    add: Add, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = add("new", ("mxfp8", "mxfp8"))
+    fastest(monkeypatch, "new")
+    run = small_run(prepared, tmp_path / "run", model=dcnv2.Config(dim=4, deep=(8,)), loop=Loop(max_steps=6))
+    model = Trainer(run).model.model
+    shapes = {name: model.get_parameter(name).shape for name, one in named_sites(model).items() if not one.high}
+    alone = verdicts([site(name, *shape) for name, shape in shapes.items()], run, quiet)
+    assert {verdict.chosen for of in alone.values() for verdict in of} == {"new"}
+    told = recipe_of(alone, dict.fromkeys(shapes, "new"), Precision())
+    assert set(told.sites) == set(shapes)
+
+    found = []
+    for name in ("native", "emulated"):
+        new.ASKED.clear()
+        results = train(small_run(prepared, tmp_path / name, model=run.model, loop=run.loop, precision=told))
+        assert "mxfp8" in results["precision"][name]
+        if name == "native":
+            assert shapes["deep.layers.0.weight"] == (8, 48)  # of 44 numbers and ids, when it is folded
+            assert set(new.ASKED) >= {(256, 44, 8), (256, 8, 44), (8, 256, 44), (256, 48, 48), (48, 256, 48)}
+            new.ASKED.clear()
+            restored = restore(tmp_path / name)
+            restored.scores(next(iter(data.open(prepared).loader(100))), 0)
+            assert {shape[0] for shape in new.ASKED} == {100}
+            monkeypatch.setattr(new, "missing", lambda device: "not on this machine")
+        else:
+            assert not new.ASKED
+        found.append(results["valid"]["logloss"])
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+class Several(nn.Module):
+    """Every kind of product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.relu, self.cross = Linear(40, 33), MLP(40, (36,)), CrossNet(40, 2, rank=7)
+        self.across, self.weight = Product(), nn.Parameter(torch.randn(5, 40))
+        self.many, self.weights = Matmul(), nn.Parameter(torch.randn(3, 40, 6))
+        self.two, self.dots, self.attention = Matmul(), DotInteraction(), Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors = x.unflatten(1, (4, 10))
+        found = [
+            self.plain(x), self.relu(x), self.cross(x), self.across((x.t().contiguous(),), self.weight, across=True),
+            self.many(x.expand(3, -1, -1), self.weights, weights=True), self.two(vectors.mT, vectors),
+            self.dots(vectors), self.attention(vectors, vectors, vectors),
+        ]  # fmt: skip
+        return torch.stack([one.square().mean() for one in found])
+
+
+def test_every_kind_of_product_is_computed_by_candidates(add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the formats of both operands differ, and one kind asks for the transposed product."""
+    torch.manual_seed(0)
+    recipe = Recipe(forward=("mx6", "mxfp4"), input_gradient=("mxfp8", "mx4"), weight_gradient=("mxfp6", "mxint8"))
+    new = [add(f"new{number}", formats) for number, formats in enumerate(recipe.passes)]
+    model, x = Several(), torch.randn(24, 40, requires_grad=True)
+    precision, found = Precision("fp32", {"*": recipe}), []
+    put_recipes(model, precision)
+    for is_there in (True, False):
+        if not is_there:
+            for one in new:
+                monkeypatch.setattr(one, "missing", lambda device: "not on this machine")
+        with computing(precision, CPU):
+            y = model(x)
+            gradients = torch.autograd.grad(y.sum(), [x, *model.parameters()])
+            with torch.no_grad():
+                scored = model.requires_grad_(False)(x)
+        model.requires_grad_(True)
+        found.append([one.detach() for one in (y, scored, *gradients)])
+        # cross layers have four products, attention two, others one; dots have one gradient. Later nobody is asked
+        assert [len(one.ASKED) for one in new] == [2 * 12, 12, 11]
+    for ours, theirs in zip(*found, strict=True):  # another order of a sum may move a number to the next code
+        assert float((ours - theirs).norm()) <= 0.01 * float(theirs.norm())
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_candidate_that_computes_something_else_is_refused(
+    add: Add, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Though it is the fastest, its recipe would be near enough, and its units do not take so few rows as were seen."""
+    torch.manual_seed(0)
+    add("wrong", ("mxfp8", "mxfp8"), rows, factor=1.5)
+    add("right", ("mxint8", "mxint8"), rows)
+    fastest(monkeypatch, "wrong")
+    monkeypatch.setattr("sparrow.layers.candidates.bf16.missing", lambda device: "not here")
+    run = Run.of("log", {"threads": 1, "data.batch_size": 128})
+    for verdict in verdicts([site("a", 64, 64)], run, quiet)["a"]:
+        assert verdict.chosen == "right"
+        assert verdict.allowed == ("right",)
+        assert verdict.mere["right"] < 0.1 < 0.4 < verdict.mere["wrong"]
+        assert "; wrong: MERE 0." in verdict.why
