@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from sparrow.optimizers._few_bits import FewBits
+from sparrow.optimizers._few_bits import FewBits, to_fp32
 
 
 class OptimizerConfig(Protocol):
@@ -22,4 +22,4 @@ class OptimizerConfig(Protocol):
         ...
 
 
-__all__ = ["FewBits", "OptimizerConfig"]
+__all__ = ["FewBits", "OptimizerConfig", "to_fp32"]

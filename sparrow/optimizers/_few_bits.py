@@ -58,23 +58,41 @@ class FewBits:
 
     @torch.no_grad()
     def _step(self) -> None:
-        kept = {}
-        for weight in self._all():  # an optimizer takes a weight without state for a new one
-            state = self._optimizer.state[weight]
-            kept[weight] = state.pop(ROUNDS, None)
-            if (low := state.pop(LOW, None)) is not None:
-                high = weight.view(torch.int32) & HIGH_BITS
-                weight.copy_((high | low.to(torch.int32) & LOW_BITS).view(torch.float32))
+        kept = to_fp32(self._optimizer)
         self._whole_step()
         for weight, rounds in kept.items():
-            if rounds is not None:
-                self._optimizer.state[weight][ROUNDS] = rounds
+            self._optimizer.state[weight][ROUNDS] = rounds
         self.settle()
 
     def _all(self) -> Iterator[Tensor]:
-        return (weight for group in self._optimizer.param_groups for weight in group["params"])
+        return _weights(self._optimizer)
 
     def _noise(self, weight: Tensor, place: int, rounds: int) -> Tensor:
         rows_R = torch.arange(1 if weight.dim() < 2 else len(weight), device=weight.device)
         columns = weight.numel() // max(len(rows_R), 1)
         return noise(key_of(self._seed, f"dense {place}"), 0, rows_R, (0, columns), rounds).view(weight.shape)
+
+
+@torch.no_grad()
+def to_fp32(optimizer: Optimizer) -> dict[Tensor, Tensor]:
+    """Give weights that "split" has cut their low halves back, and take what `FewBits` keeps out of the state.
+
+    A step needs that, because an optimizer takes a weight without state for a new one. So does a run that begins with
+    the weights of another one, and may keep them otherwise.
+
+    Returns:
+        How often each weight was rounded, of "bf16-stochastic".
+    """
+    rounds = {}
+    for weight in _weights(optimizer):
+        state = optimizer.state.get(weight, {})
+        if (count := state.pop(ROUNDS, None)) is not None:
+            rounds[weight] = count
+        if (low := state.pop(LOW, None)) is not None:
+            high = weight.view(torch.int32) & HIGH_BITS
+            weight.copy_((high | low.to(torch.int32) & LOW_BITS).view(torch.float32))
+    return rounds
+
+
+def _weights(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (weight for group in optimizer.param_groups for weight in group["params"])

@@ -20,6 +20,7 @@ from sparrow.distributed import World
 from sparrow.embeddings import Addressing, Component, Numbering, TableSpec
 from sparrow.features.encodings import kind_of
 from sparrow.features.transforms import Transforms
+from sparrow.optimizers import to_fp32
 from sparrow.trained.build import identity, load_optimizer, tables_of
 from sparrow.trained.run import Run
 from sparrow.training.pretrained import give_vectors
@@ -86,6 +87,7 @@ def warm_start(
     with unchanged(saved):
         model.begin_with(saved.part("dense"), shift, lambda part: dataset.first(WHOLE, part), run.seed)
         load_optimizer(optimizer, saved)
+        to_fp32(optimizer)  # the run before may have kept its weights otherwise
         records = [record for tables in tables_of(model) for record in tables.all_records()]
         for chunk in saved.chunks():
             for record in records:

@@ -25,6 +25,7 @@ from sparrow.features.transforms import Transforms
 from sparrow.kernels.formats import int8
 from sparrow.kernels.philox import key_of
 from sparrow.kernels.rules import rowwise_adagrad, sgd
+from sparrow.layers import Precision
 from sparrow.models import dcnv2, dlrm
 from sparrow.numerics.rounding import noise, to_bf16
 from sparrow.optimizers import adam
@@ -236,6 +237,28 @@ def test_a_warm_run_begins_better(world: World, tmp_path: Path) -> None:
     cold = train(world.run("grown", tmp_path / "cold", loop=loop))
     warm = train(world.run("grown", tmp_path / "warm", loop=loop, init_from=str(world.first_run)))
     assert warm["valid"]["logloss"] < cold["valid"]["logloss"]
+
+
+def test_weights_that_were_split_come_whole(world: World, tmp_path: Path) -> None:
+    """To a run that keeps them otherwise, too: it would begin with high halves, which are cut off."""
+    first = tmp_path / "before"
+    train(world.run("first", first, loop=Loop(max_steps=4), precision=Precision(weights="split")))
+    found, _ = saved(first)
+    dense, lows = found.part("dense"), found.part("optimizer")
+    for weights in ("fp32", "split", "bf16"):
+        precision = Precision(weights=weights)  # type: ignore[arg-type]
+        trainer, _ = world.begun("grown", tmp_path / weights, init_from=str(first), precision=precision)
+        trainer.few_bits.settle()  # as a run does when it begins
+        names = {parameter: name for name, parameter in trainer.model.named_parameters()}
+        for place, weight in enumerate(trainer.dense):
+            high, low = dense[names[weight]].view(torch.int32), lows[f"{place}.low"].to(torch.int32) & 0xFFFF
+            assert low.any() and not (high & 0xFFFF).any()
+            whole, state = (high | low).view(torch.float32), trainer.optimizer.state[weight]
+            assert ("low" in state) == (weights == "split")
+            if weights == "split":
+                assert torch.equal(state["low"].to(torch.int32) & 0xFFFF, low)
+            want = {"fp32": whole, "split": high.view(torch.float32), "bf16": whole.bfloat16().float()}[weights]
+            assert torch.equal(weight.detach(), want)
 
 
 def test_a_run_can_go_on_in_its_own_place(world: World, tmp_path: Path) -> None:
