@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -178,7 +180,7 @@ def test_attention(causal: bool) -> None:
     "name", ["mxfp8", "mxfp8-e5m2", "mxfp6", "mxfp4", "mxint8", "mx9", "mx6", "mx4", "fp8-rowwise"]
 )
 def test_a_linear_layer_has_the_bits_of_three_rounded_products(name: str) -> None:
-    """Those of microxcaling's Linear too, see `tests/numerics/record_oracles.py:check_linear`."""
+    """So has microxcaling's Linear, in each of these that it has: `tests/numerics/record_oracles.py:check_linear`."""
     torch.manual_seed(0)
     layer, format = Linear(100, 70, bias=False), FORMATS[name]
     x, grad, weight = torch.randn(90, 100, requires_grad=True), torch.randn(90, 70), layer.weight.detach()
@@ -188,6 +190,25 @@ def test_a_linear_layer_has_the_bits_of_three_rounded_products(name: str) -> Non
     assert torch.equal(y, F.linear(rounded(x.detach(), format), rounded(weight, format)))
     assert torch.equal(x.grad, rounded(grad, format) @ rounded(weight, format, 0))
     assert torch.equal(layer.weight.grad, rounded(grad, format, 0).t() @ rounded(x.detach(), format, 0))
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
+def test_a_linear_layer_has_the_bits_of_microxcaling(name: str) -> None:
+    """y, dX and dW that its own `Linear` computed, see `tests/numerics/record_oracles.py`."""
+    record = load_file(Path(__file__).parents[1] / "numerics" / "oracles.safetensors")
+    x, weight, grad = (record[f"linear {of}"] for of in ("x", "weight", "grad"))
+    layer, format = Linear(weight.shape[1], weight.shape[0], bias=False), FORMATS[name]
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+    x = x.requires_grad_()
+    with computing(told(layer, Recipe.of(name)), CPU):
+        y = layer(x)
+    y.backward(grad)
+    for of, found in (("y", y), ("dx", x.grad), ("dw", layer.weight.grad)):
+        assert torch.equal(found, record[f"{name} linear {of}"]), of
+    exact = rounded(x.detach(), format).double() @ rounded(weight, format).double().t()
+    assert torch.equal(y.double(), exact)  # in any order of sums, so on every processor
+    assert not torch.equal(y, F.linear(x, weight))
 
 
 @pytest.mark.parametrize("name", [name for name, member in MEMBERS.items() if member.between == torch.bfloat16])
@@ -226,6 +247,61 @@ def test_blocks_begin_anew_at_each_part_and_weights_are_rounded_folded() -> None
         found = mlp(narrow, numeric.fold)
     folded = rounded(numeric.fold(mlp.layers[0].weight), format)
     torch.testing.assert_close(found, (F.linear(rounded(narrow, format), folded) + mlp.layers[0].bias).relu())
+
+
+class _Folded(nn.Module):
+    """An MLP or a CrossNet whose first weight is fitted to numbers, 3 of them beside 20 other inputs."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.numbers = inner, NumericEmbedding(3, 4)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        out: Tensor = self.inner(*inputs, self.numbers.fold)
+        return out
+
+
+def test_gradients_flow_through_weights_that_are_rounded_folded() -> None:
+    """To the weight and to the vectors of the numbers. The reference folds, and rounds what comes out."""
+    torch.manual_seed(0)
+    mlp, cross = _Folded(MLP(32, (70,))), _Folded(CrossNet(32, 2))
+    narrow, x0 = torch.randn(90, 36), torch.randn(90, 32)
+
+    def layer(x: Tensor) -> Tensor:
+        one = mlp.inner.layers[0]  # type: ignore[union-attr, index]
+        return torch.relu(matmul(x, mlp.numbers.fold(one.weight).t()) + one.bias)
+
+    check(mlp, layer, narrow)
+
+    def layers(x0: Tensor, narrow: Tensor) -> Tensor:
+        (first, second), (b, c) = cross.inner.weights, cross.inner.biases  # type: ignore[misc]
+        x = x0 * (matmul(narrow, cross.numbers.fold(first).t()) + b) + x0
+        return x0 * (matmul(x, second.t()) + c) + x
+
+    check(cross, layers, x0, narrow)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_step_without_rows(name: str) -> None:
+    """Its gradients are 0, and nothing divides by the number of rows."""
+    layers = {
+        "linear": (Linear(40, 20), [(0, 40)]),
+        "parts": (Linear(40, 20), [(0, 10), (0, 30)]),
+        "mlp": (MLP(40, (20, 10)), [(0, 40)]),
+        "cross": (CrossNet(40, 2), [(0, 40)]),
+        "matmul": (Matmul(), [(0, 7, 40), (0, 40, 5)]),
+        "dots": (DotInteraction(), [(0, 5, 40)]),
+        "attention": (Attention(), [(0, 2, 7, 40)] * 3),
+    }
+    for what, (layer, shapes) in layers.items():
+        put_recipes(nn.ModuleDict({"it": layer}), Precision(name, {"*": MEMBERS[name].recipe or Recipe.of("fp32")}))
+        inputs = [torch.zeros(shape, requires_grad=True) for shape in shapes]
+        with computing(Precision(name), CPU):
+            out = layer(*inputs)
+        assert len(out) == 0, what
+        of = [*inputs, *layer.parameters()]
+        for x, gradient in zip(of, torch.autograd.grad(out.float().sum(), of), strict=True):
+            assert gradient.shape == x.shape and not gradient.any(), what
 
 
 @pytest.mark.parametrize("name", ["bf16", "bf16-truncate", "fp8", "fp8-rowwise", "mxfp8", "mx4"])

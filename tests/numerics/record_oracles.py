@@ -1,10 +1,11 @@
 """Writes oracles.safetensors beside this file: numbers, and what torchao, microxcaling and AMD Quark make of them.
 
-    PYTHONPATH=microxcaling:. python tests/numerics/record_oracles.py   # with torch, torchao, amd-quark
+    PYTHONPATH=microxcaling:. python tests/numerics/record_oracles.py          # with torch, torchao, amd-quark
+    PYTHONPATH=microxcaling:. python tests/numerics/record_oracles.py linear   # its `Linear` alone, with torch
 
-microxcaling is a checkout of github.com/microsoft/microxcaling. The first import of AMD Quark compiles. The numbers are
-stored, as random numbers may differ elsewhere. The script also compares live what it does not store: more numbers, and
-microxcaling's `Linear` with products of operands that Sparrow rounds, bit for bit.
+microxcaling is a checkout of github.com/microsoft/microxcaling (7bc4195). The first import of AMD Quark compiles. The
+numbers are stored, as random numbers may differ elsewhere. The script also compares live what it does not store: more
+numbers, and microxcaling's `Linear` in all its formats with products of operands that Sparrow rounds, bit for bit.
 
 Left out of comparisons: torchao where the scale byte is 0, which it takes for half of it; microxcaling in rows beside
 powers of two, where it takes a logarithm that is rounded up; and subnormal numbers in AMD Quark, which makes them 0.
@@ -20,7 +21,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sparrow.numerics import FORMATS, encode, rounded
@@ -35,6 +37,7 @@ MX = {  # ours, torchao's, microxcaling's
     "mxfp4": (torch.float4_e2m1fn_x2, "fp4_e2m1"),
     "mxint8": (None, "int8"),
 }
+LINEARS = ("mxfp8", "mxfp4")  # whose results are recorded
 
 
 def numbers(rows: int, seed: int) -> Tensor:
@@ -81,8 +84,8 @@ def by_quark(x: Tensor, name: str) -> Tensor:
     return out
 
 
-def check_linear(element: str, name: str) -> None:
-    """microxcaling's Linear, forward and backward, and three products of operands that Sparrow rounds."""
+def linear_of(element: str, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """microxcaling's Linear: y, dX and dW."""
     import mx
     from mx.specs import finalize_mx_specs
 
@@ -90,16 +93,48 @@ def check_linear(element: str, name: str) -> None:
         {"w_elem_format": element, "a_elem_format": element, "block_size": 32, "round": "even", "scale_bits": 8,
          "bfloat": 0, "fp": 0, "custom_cuda": False, "quantize_backprop": True}
     )  # fmt: skip
-    torch.manual_seed(0)
-    format = FORMATS[name]
-    layer = mx.Linear(100, 70, bias=False, mx_specs=specs)
-    x, grad = torch.randn(90, 100, requires_grad=True), torch.randn(90, 70)
-    layer(x).backward(grad)
-    weight = layer.weight.detach()
-    assert torch.equal(layer(x), torch.nn.functional.linear(rounded(x.detach(), format), rounded(weight, format)))
-    assert torch.equal(x.grad, rounded(grad, format) @ rounded(weight, format, 0))
-    assert torch.equal(layer.weight.grad, rounded(grad, format, 0).t() @ rounded(x.detach(), format, 0))
+    layer = mx.Linear(weight.shape[1], weight.shape[0], bias=False, mx_specs=specs)
+    x = x.clone().requires_grad_()
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+    y = layer(x)
+    y.backward(grad)
+    return y.detach(), x.grad, layer.weight.grad
+
+
+def check_linear(element: str, name: str) -> None:
+    """microxcaling's Linear, forward and backward, and three products of operands that Sparrow rounds."""
+    random, format = torch.Generator().manual_seed(0), FORMATS[name]
+    x, weight, grad = (torch.randn(shape, generator=random) for shape in ((90, 100), (70, 100), (90, 70)))
+    y, grad_x, grad_weight = linear_of(element, x, weight, grad)
+    assert torch.equal(y, torch.nn.functional.linear(rounded(x, format), rounded(weight, format)))
+    assert torch.equal(grad_x, rounded(grad, format) @ rounded(weight, format, 0))
+    assert torch.equal(grad_weight, rounded(grad, format, 0).t() @ rounded(x, format, 0))
     print(f"microxcaling's Linear in {element}: forward, dX, dW bitwise")
+
+
+def linears() -> dict[str, Tensor]:
+    """microxcaling's Linear on multiples of 1/128 below 4. Every sum is exact in fp32, so processors agree on bits."""
+    random = torch.Generator().manual_seed(2)
+    shapes = {"x": (33, 34), "weight": (33, 34), "grad": (33, 33)}  # a whole block and a short one along each axis
+    given = {
+        name: (torch.randn(shape, generator=random) * 128).round().clamp(-511, 511) / 128
+        for name, shape in shapes.items()
+    }
+    found = {f"linear {name}": x for name, x in given.items()}
+    for name in LINEARS:
+        results = linear_of(MX[name][1], **given)
+        found |= {f"{name} linear {of}": x for of, x in zip(("y", "dx", "dw"), results, strict=True)}
+    return found
+
+
+def record_linears() -> None:
+    """Record microxcaling's Linear anew, and keep the rest."""
+    with safe_open(RECORD, "pt") as file:
+        versions = file.metadata()
+    for name, (_, microxcaling) in MX.items():
+        check_linear(microxcaling, name)
+    save_file({**load_file(RECORD), **linears()}, RECORD, versions)
 
 
 def compared(what: str, theirs: Tensor, ours: Tensor, counts: Tensor) -> None:
@@ -135,10 +170,11 @@ def main() -> None:
     for name in ("mx9", "mx6"):
         found[f"{name} values"] = by_quark(found["numbers"], name)
         compared(f"{name}, AMD Quark", by_quark(many, name), rounded(many, FORMATS[name]), many.abs() >= 2.0**-126)
+    found |= linears()
     versions = {name: importlib.metadata.version(name) for name in ("torch", "torchao", "amd-quark")}
     save_file(found, RECORD, versions)
     print(f"{RECORD}: {RECORD.stat().st_size} bytes, {versions}")
 
 
 if __name__ == "__main__":
-    main()
+    record_linears() if sys.argv[1:] == ["linear"] else main()

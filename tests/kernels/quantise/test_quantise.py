@@ -36,6 +36,8 @@ def formats() -> Iterator[tuple[str, Format]]:
     for block, pair, shift_bits in ((8, 1, 0), (8, 4, 2), (24, 8, 1), (40, 2, 3), (128, 4, 2), (16, 16, 3), (64, 1, 1)):
         yield f"{block, pair, shift_bits}", Format(element=whole(5), block=block, pair=pair, shift_bits=shift_bits)
     yield "fp16", Format(element=ELEMENTS["fp16"], block=32)
+    yield "fp32 scales of blocks", Format(element=ELEMENTS["e4m3"], block=32, scale="fp32")
+    yield "fp32 scales of other blocks", Format(element=ELEMENTS["e2m1"], block=24, scale="fp32")
 
 
 def drawn(shape: tuple[int, ...], seed: int = 0) -> Tensor:
