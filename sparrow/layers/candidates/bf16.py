@@ -7,6 +7,8 @@ import platform
 import torch
 from torch import Tensor
 
+from sparrow.layers.candidates._dense import product
+
 FORMATS = ("bf16", "bf16")
 NEVER = ""
 OLDEST = (8, 0)  # compute capability
@@ -17,15 +19,19 @@ def missing(device: torch.device) -> str:
     if device.type == "cuda":
         found = torch.cuda.get_device_capability(device)
         return "" if found >= OLDEST else f"this GPU has compute capability {found[0]}.{found[1]}, 8.0 has bf16 units"
-    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+    if device.type != "cpu":
         return ""
-    has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    if platform.machine() in ("x86_64", "AMD64"):
+        has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    else:  # torch knows of ARM; where it does not say, fp32 is what is never slow
+        told: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+        has_units = told.get("bf16", False)
     return "" if has_units else "this processor has no bf16 units"
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """See the package."""
-    return (a.bfloat16() @ b.bfloat16()).float()
+    return product(a.bfloat16(), b.bfloat16()).float()
 
 
 def takes(a: Tensor, b: Tensor) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparrow.layers.candidates._dense import product
+
 FORMATS = ("fp32", "fp32")
 NEVER = ""
 
@@ -16,7 +18,7 @@ def missing(device: torch.device) -> str:
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """See the package."""
-    return a.float() @ b.float()
+    return product(a.float(), b.float())
 
 
 def takes(a: Tensor, b: Tensor) -> bool:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from sparrow import data
 from sparrow.analysis.numerics.dispatch import HIGH, recipe_of, verdicts
-from sparrow.analysis.numerics.measure import Site
+from sparrow.analysis.numerics.measure import PASSES, Site, factors
 from sparrow.interactions import CrossNet, DotInteraction
+from sparrow.kernels import dense
 from sparrow.kernels.quantise import rounded
 from sparrow.layers import MLP, Attention, Linear, Matmul, Precision, Product, computing, named_sites, put_recipes
 from sparrow.layers import candidates as package
@@ -46,10 +47,47 @@ def test_each_is_near_or_says_why_it_is_missing(name: str, dtype: torch.dtype) -
         assert len(why) > 10
         return
     torch.manual_seed(0)
-    a, b = torch.randn(64, 96).to(dtype), torch.randn(96, 32)
-    found, exact = one.multiply(a, b), a.double() @ b.double()
-    assert found.dtype == torch.float32
-    assert float((found - exact).norm() / exact.norm()) < 0.01
+    for a, b in (
+        (torch.randn(64, 96), torch.randn(96, 32)),
+        (torch.randn(96, 64).t(), torch.randn(96, 32)),  # as the gradient of a weight
+        (torch.randn(5, 64, 96), torch.randn(5, 96, 32)),  # with several weights
+    ):
+        if one.takes(a, b):
+            found, exact = one.multiply(a.to(dtype), b.to(dtype)), a.to(dtype).double() @ b.to(dtype).double()
+            assert found.dtype == torch.float32
+            assert float((found - exact).norm() / exact.norm()) < 0.01
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_what_is_timed_is_what_training_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same operators of `kernels.dense`, with operands of the same shapes, types and layouts."""
+    called: list[tuple[object, ...]] = []
+
+    def told(what: str) -> None:
+        real = getattr(dense, what)
+
+        def call(*given: Tensor | None) -> Tensor:
+            called.append((what, *((x.shape, x.stride(), x.dtype) for x in given if x is not None)))
+            found: Tensor = real(*given)
+            return found
+
+        monkeypatch.setattr(dense, what, call)
+
+    told("product")
+    told("weight_gradient")
+    torch.manual_seed(0)
+    x, w, dy = torch.randn(64, 48), torch.randn(32, 48), torch.randn(64, 32)
+    how, between = (None, torch.float32) if name == "fp32" else (Way(Recipe.of("bf16"), True), torch.bfloat16)
+    runs = [
+        forward_product(x.to(between), w, how)[0],
+        input_gradient(dy.to(between), w, how),
+        weight_gradient(dy.to(between), x.to(between), how, torch.float32),
+    ]
+    ours = [candidates()[name].multiply(*factors(which, Operands(x, w, dy, 64))) for which in PASSES]
+    assert called[:3] == called[3:] and len(called) == 6
+    for one, other in zip(ours, runs, strict=True):
+        assert one.dtype == torch.float32
+        assert torch.equal(one, other.float())
 
 
 def test_each_has_formats_of_its_own_and_is_in_the_docs() -> None:
