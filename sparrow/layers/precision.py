@@ -17,7 +17,7 @@ from sparrow.core.config import from_dict, read_toml, to_dict
 from sparrow.core.errors import UserError, suggest
 from sparrow.core.repeated import plain
 from sparrow.layers.candidates import Candidate, bf16, candidates
-from sparrow.layers.recipe import Recipe, Way, is_exact_in_bf16
+from sparrow.layers.recipe import OPERANDS, Recipe, Way, is_exact_in_bf16
 
 Weights = Literal["fp32", "bf16", "bf16-stochastic", "split"]
 AUTO, AUTO_FILE = "auto", "auto.toml"  # what it chose, in the run's folder
@@ -100,6 +100,12 @@ class Precision:
         """Those of all its sites."""
         own = MEMBERS[self.name].recipe
         return [*([own] if own else []), *self.sites.values()]
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether a row's score depends on the other rows of its batch, because activations have a scale together."""
+        forward = [OPERANDS[recipe.forward[0]].format for recipe in self.recipes]
+        return any(format is not None and format.block == "tensor" for format in forward)
 
     @cached_property
     def formats(self) -> set[str]:
@@ -228,7 +234,7 @@ def way(own: Recipe | None, is_high: bool) -> Way | None:
 
 
 def lacks_bf16(device: torch.device) -> bool:
-    """Returns whether bf16 is slower than fp32 there: on x86 processors with neither AVX-512 BF16 nor AMX."""
+    """Returns whether bf16 is slower than fp32 there: on processors without units for it."""
     return bool(bf16.missing(device))
 
 
@@ -254,12 +260,15 @@ def native(precision: Precision, device: torch.device) -> str | None:
     if precision.is_plain:
         return None
     found = computed(precision, device)
-    words = [f"{name}: native" for name in found["native"]]
+    sizes = " where its units take the sizes, else emulated"
+    words = [f"{name}: native" + ("" if name == "bf16" else sizes) for name in found["native"]]
     if emulated := ", ".join(found["emulated"]):
         by = " and ".join(found["by"])
         words.append(f"{emulated}: emulated by products in {by}, so times say nothing about it")
     if lacks_bf16(device):
         words.append("this processor has no bf16 units")
+    if precision.mixes_rows:
+        words.append("activations share a scale, so a row's score depends on the rows it is scored with")
     return "; ".join(words)
 
 

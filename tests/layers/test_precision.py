@@ -10,10 +10,11 @@ import torch
 from sparrow.core import UserError
 from sparrow.core.config import from_dict, to_dict
 from sparrow.layers import Precision, computing, to_compute
-from sparrow.layers.precision import MEMBERS, is_recipe_of, native, recipe_file, with_recipe
+from sparrow.layers.precision import MEMBERS, is_recipe_of, lacks_bf16, native, recipe_file, with_recipe
 from sparrow.layers.recipe import Recipe
 
 CPU = torch.device("cpu")
+MIXED = "activations share a scale, so a row's score depends on the rows it is scored with"
 
 
 def test_every_precision_is_in_the_docs_and_rounds_as_they_say() -> None:
@@ -123,9 +124,27 @@ def test_what_is_native_is_said(monkeypatch: pytest.MonkeyPatch, units: bool) ->
     by = "bf16" if units else "fp32"
     assert told["bf16"] == ("bf16: native" if units else f"bf16: emulated by products in fp32{end}")
     assert told["mxfp8"] == f"mxfp8: emulated by products in {by}{end}"
-    assert told["fp8"] == f"fp8, fp8-e5m2: emulated by products in fp32{end}"
+    assert told["fp8"] == f"fp8, fp8-e5m2: emulated by products in fp32{end}; {MIXED}"
     assert told["bf16-truncate"] == f"bf16-truncate: emulated by products in fp32{end}"
     if units:
         assert told["fp8-rowwise-gw"] == f"bf16: native; fp8-rowwise: emulated by products in fp32{end}"
     mixed = Precision("mxfp8", {"deep.*": Recipe.of("fp8")})
-    assert native(mixed, CPU) == f"fp8, mxfp8: emulated by products in {'bf16 and fp32' if units else 'fp32'}{end}"
+    both = "bf16 and fp32" if units else "fp32"
+    assert native(mixed, CPU) == f"fp8, mxfp8: emulated by products in {both}{end}; {MIXED}"
+    assert [name for name in MEMBERS if Precision(name).mixes_rows] == ["fp8"]
+    monkeypatch.setattr("sparrow.layers.candidates.fp8_rowwise.missing", lambda device: "")
+    told_first = str(native(Precision("fp8-rowwise"), CPU)).split("; ")[0]
+    assert told_first == "fp8-rowwise: native where its units take the sizes, else emulated"
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_units"),
+    [({"bf16": True, "neon": True}, True), ({"bf16": False, "neon": True}, False), ({}, False)],
+)
+def test_other_processors_have_the_units_that_torch_knows_of(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, object], has_units: bool
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags, raising=False)
+    assert lacks_bf16(CPU) != has_units
+    assert str(native(Precision("bf16"), CPU)).startswith("bf16: native" if has_units else "bf16: emulated")

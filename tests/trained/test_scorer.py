@@ -30,6 +30,21 @@ def test_restored_model_scores_as_trained(prepared: Path, tmp_path: Path) -> Non
         assert torch.equal(probabilities(found.model(batch)), probabilities(trainer.model(batch)))
 
 
+def test_a_row_is_scored_alone_as_among_others_unless_activations_share_a_scale(prepared: Path, tmp_path: Path) -> None:
+    """fp8 has a scale for the tensor, which the docs and the run's own words tell; mxfp8 has those of 32 numbers."""
+    train(small_run(prepared, tmp_path / "run", model=dcnv2.Config(dim=4, deep=(8,)), loop=Loop(max_steps=8)))
+    found, batch = restore(tmp_path / "run"), data.open(prepared).first(200, "valid")
+    apart = {}
+    for name in ("fp32", "mxfp8", "fp8-rowwise", "fp8"):
+        scored = dataclasses.replace(found, run=dataclasses.replace(found.run, precision=Precision(name)))
+        alone = torch.cat([scored.scores(batch.part(row, row + 1)) for row in range(20)])
+        apart[name] = float((alone - scored.scores(batch)[:20]).abs().max())
+    assert max(apart["fp32"], apart["mxfp8"], apart["fp8-rowwise"]) < 1e-5  # a sum in another order
+    assert apart["fp8"] > 1e-3
+    page = (Path(__file__).parents[2] / "docs" / "precision.md").read_text()
+    assert "a row's score depends on the rows" in " ".join(page.split())
+
+
 def test_a_run_in_few_bits_is_scored_served_and_resumed_in_them(prepared: Path, log: Path, tmp_path: Path) -> None:
     precision = Precision("mxfp4", {"deep.*": Recipe.of("fp8")}, "split")
     settings = {"model": dcnv2.Config(dim=4, deep=(8,)), "loop": Loop(max_steps=8)}
