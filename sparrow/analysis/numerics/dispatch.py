@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -222,6 +222,27 @@ def recipe_of(alone: Mapping[str, Sequence[Verdict]], forward: Mapping[str, str]
         names = [forward.get(site, HIGH), *(verdict.chosen for verdict in of[1:])]
         sites[site] = Recipe(**{which: known[name].FORMATS for which, name in zip(PASSES, names, strict=True)})
     return Precision(BETWEEN, sites, like.weights)
+
+
+def as_in_recipe(alone: Mapping[str, Sequence[Verdict]], precision: Precision) -> dict[str, list[Verdict]]:
+    """Returns verdicts with what computes each pass in a recipe, and why where that is not what was chosen alone.
+
+    Args:
+        alone: see `verdicts`.
+        precision: what `within_budget` made of them.
+    """
+    found = {}
+    for site, of in alone.items():
+        recipe, chosen = precision.sites.get(site), [HIGH] * len(of)
+        if recipe is not None:
+            names = {recipe_of({site: of}, {site: name}, precision).sites[site].forward: name for name in of[0].allowed}
+            chosen = [names.get(recipe.forward, HIGH), *(verdict.chosen for verdict in of[1:])]
+        whys = [f"the budget of NE leaves {of[0].chosen} out", *[f"all forwards are {HIGH}"] * (len(of) - 1)]
+        found[site] = [
+            one if one.chosen == name else replace(one, chosen=name, why=f"{why}; {one.why}")
+            for one, name, why in zip(of, chosen, whys, strict=True)
+        ]
+    return found
 
 
 def as_file(precision: Precision, told: str) -> str:

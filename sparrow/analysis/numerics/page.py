@@ -34,7 +34,7 @@ def page_of(done: Numerics, recipe: str) -> str:
     cards = [
         (f"{done.ne:.4f}", "NE as the run is"),
         (f"{len(done.sites)}", "products with a name"),
-        (f"{low} of {3 * len(done.verdicts)}", "passes that are faster in fewer bits here"),
+        (f"{low} of {3 * len(done.verdicts)}", "passes that the recipe has in fewer bits"),
         (rise, told),
     ]
     sections = [
@@ -117,8 +117,9 @@ def _table(done: Numerics) -> str:
 
 def _candidates(done: Numerics) -> str:
     return _columns(done, ("product", "pass", *CANDIDATES), "words") + elements.text(
-        f"Times are of a batch, conversions included. A candidate is allowed if its MERE is below {MOST_MERE}, and if "
-        f"it is {LEAST_SPEEDUP} times as fast as {HIGH} or faster. Emulated formats have no times.",
+        "Chosen is what computes a pass in the recipe. Times are of a batch, conversions included. A candidate is "
+        f"allowed if its MERE is below {MOST_MERE}, and if it is {LEAST_SPEEDUP} times as fast as {HIGH} or faster. "
+        "Emulated formats have no times.",
         soft=True,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from sparrow import data
-from sparrow.analysis.numerics.dispatch import as_file, verdicts, within_budget
+from sparrow.analysis.numerics.dispatch import as_file, as_in_recipe, verdicts, within_budget
 from sparrow.analysis.numerics.found import LEARNED, NORMAL, REAL, SAMPLED, SHOWN, Key, Numerics
 from sparrow.analysis.numerics.measure import (
     BATCHES,
@@ -90,7 +90,7 @@ def numerics(
         errors=errors,
         ne=before[0].value,
         rises=rises,
-        verdicts=alone,
+        verdicts=as_in_recipe(alone, precision),
         precision=precision,
         rise=rise,
         notes=notes,

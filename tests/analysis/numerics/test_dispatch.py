@@ -19,6 +19,7 @@ from sparrow.analysis.numerics.dispatch import (
     MOST_MERE,
     Verdict,
     as_file,
+    as_in_recipe,
     judged,
     milliseconds,
     recipe_of,
@@ -105,6 +106,21 @@ def test_a_recipe_has_what_was_chosen_of_each_pass(tmp_path: Path) -> None:
     assert recipe_of(alone, {"a.weight": HIGH}, Precision()) == Precision()  # nothing narrow flows then
     (tmp_path / "r.toml").write_text(as_file(Precision(), ""))
     assert from_dict(Precision, recipe_file(tmp_path / "r.toml")) == Precision()
+
+
+def test_verdicts_in_a_recipe_say_what_it_has_and_why() -> None:
+    alone = {"a.weight": [verdict("fp8_rowwise", "bf16"), verdict(), verdict("bf16")], "b": [verdict("bf16")] * 3}
+    every = {"a.weight": "fp8_rowwise", "b": "bf16"}
+    assert as_in_recipe(alone, recipe_of(alone, every, Precision())) == alone
+    found = as_in_recipe(alone, recipe_of(alone, {"a.weight": "bf16"}, Precision()))
+    assert [one.chosen for one in found["a.weight"]] == ["bf16", HIGH, "bf16"]
+    assert [one.chosen for one in found["b"]] == [HIGH, "bf16", "bf16"]
+    assert found["a.weight"][0].why.startswith("the budget of NE leaves fp8_rowwise out")
+    none = as_in_recipe(alone, recipe_of(alone, {}, Precision()))
+    assert {one.chosen for of in none.values() for one in of} == {HIGH}
+    assert [one.why.split(";")[0] for one in none["a.weight"]] == [
+        "the budget of NE leaves fp8_rowwise out", "", "all forwards are fp32",
+    ]  # fmt: skip
 
 
 def test_the_budget_is_kept_by_all_together(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sparrow.analysis.numerics.found import LEARNED, SAMPLED, Numerics
 from sparrow.analysis.numerics.report import numerics, of_learned
 from sparrow.cli import main
 from sparrow.core import UserError
+from sparrow.core.config import from_dict
 from sparrow.features.schema import Split
 from sparrow.layers import Precision, named_sites
 from sparrow.layers.precision import recipe_file
@@ -118,6 +120,36 @@ def test_page_results_and_recipe(found: Numerics, trained: Path) -> None:
     assert set(found.verdicts) == {site.name for site in found.sites if not site.high}
 
 
+def test_the_page_has_what_the_recipe_has(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no budget forwards fall back, and gradients with the last of them."""
+    times = lambda of, which, there: {name: 2.0 if name == "fp32" else 1.0 for name in there}  # noqa: E731
+    monkeypatch.setattr("sparrow.analysis.numerics.dispatch.milliseconds", times)
+    monkeypatch.setattr("sparrow.layers.candidates.bf16.missing", lambda device: "")
+    for module in ("found", "page", "report"):  # one precision is quicker than all
+        monkeypatch.setattr(f"sparrow.analysis.numerics.{module}.SHOWN", ("mxfp8",))
+    shutil.copytree(trained, tmp_path / "run")
+    done = numerics(tmp_path / "run", rows=400, budget=0.0)
+    recipe = from_dict(Precision, recipe_file(tmp_path / "run" / "recipe.toml"))
+    told = json.loads((tmp_path / "run" / "numerics.json").read_text())
+    low, back = 0, 0
+    for site in told["sites"]:
+        own = recipe.sites.get(site["name"])
+        for which, verdict in site["verdicts"].items():
+            formats = ("fp32", "fp32") if own is None else getattr(own, which)
+            assert formats == (verdict["chosen"], verdict["chosen"])
+            low += verdict["chosen"] != "fp32"
+            assert verdict["allowed"] == ["bf16"]  # alone, all are faster in it
+            if verdict["chosen"] == "fp32":
+                back += 1
+                why = "the budget of NE leaves bf16 out" if which == "forward" else "all forwards are fp32"
+                assert verdict["why"].startswith(f"{why}; 2.00 times as fast as fp32")
+    assert back and low + back == 3 * len(done.verdicts)
+    cells = page(tmp_path / "run" / "numerics.html").cells
+    shown = [cells[at + 1] for at, cell in enumerate(cells) if cell == "bf16 1.00, fp32 2.00"]
+    assert shown == [verdict["chosen"] for site in told["sites"] for verdict in site["verdicts"].values()]
+    assert f"{low} of {len(shown)}" in (tmp_path / "run" / "numerics.html").read_text()
+
+
 def test_a_probe_of_the_run_is_read(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sparrow.training.probe import Probe
 
@@ -157,6 +189,24 @@ def test_the_command(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
         error = capsys.readouterr().err
         assert says in error
         assert len(error.splitlines()) == 1
+
+
+def test_a_log_without_training_rows_is_one_line(
+    trained: Path, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log that the run names may have been prepared again since."""
+    shutil.copytree(prepared, tmp_path / "log")
+    manifest = json.loads((prepared / "manifest.json").read_text())
+    manifest["rows"]["train"] = 0
+    (tmp_path / "log" / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copytree(trained, tmp_path / "run")
+    settings = (trained / "run.toml").read_text()
+    assert str(prepared) in settings
+    (tmp_path / "run" / "run.toml").write_text(settings.replace(str(prepared), str(tmp_path / "log")))
+    assert main(["numerics", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'log'}: no training rows; give the log that the model was trained on" in error
+    assert len(error.splitlines()) == 1
 
 
 MODELS: dict[str, Any] = {
