@@ -12,6 +12,7 @@ from sparrow import data
 from sparrow.analysis.numerics import auto
 from sparrow.cli import main
 from sparrow.core import UserError
+from sparrow.core.config import from_dict
 from sparrow.features.schema import Split
 from sparrow.layers import Precision
 from sparrow.layers.precision import recipe_file
@@ -75,6 +76,25 @@ def test_auto_decides_once_and_a_resumed_run_has_its_recipe(
     place[-1] = "mxfp8"  # a run in another precision, that takes its place
     assert main([*place, "--overwrite", "--loop.max_steps", "1"]) == 0
     assert not kept.exists()
+
+
+@pytest.mark.usefixtures("decided")
+def test_auto_may_end_in_fp32(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is faster. The run has the bits of one of fp32, and the one that resumes it decides nothing."""
+    times = lambda of, which, there: {name: 1.0 if name == "fp32" else 2.0 for name in there}  # noqa: E731
+    monkeypatch.setattr("sparrow.analysis.numerics.dispatch.milliseconds", times)
+    said: list[str] = []
+    plain = small_run(prepared, tmp_path / "plain", model=MODEL, loop=Loop(max_steps=4))
+    asked = replace(plain, run_dir=str(tmp_path / "run"), precision=Precision("auto"))
+    run = auto.settled(asked, resume=False, overwrite=False, listener=lambda event, values: said.append(str(values)))
+    assert run.precision == Precision() and "precision: auto has fp32 (" in said[-1]
+    assert from_dict(Precision, recipe_file(tmp_path / "run" / "auto.toml")) == Precision()
+    for one in (run, plain):
+        train(one)
+    assert same(tensors(tmp_path / "run"), tensors(tmp_path / "plain"))
+    monkeypatch.setattr(auto, "_decided", lambda *what: pytest.fail("decided again"))
+    assert auto.settled(asked, resume=True, overwrite=False) == run
+    assert train(run, resume=True)["precision"]["name"] == "fp32"
 
 
 @pytest.mark.slow
