@@ -1,6 +1,6 @@
-"""Number formats: how near their values are, and how fast a cast is.
+"""Number formats: how near their values are, how fast a cast is, what emulation costs, and where few bits lose.
 
-    python benchmarks/number_formats.py                # under five minutes
+    python benchmarks/number_formats.py                # under ten minutes
     python benchmarks/number_formats.py --quick        # under a minute, the same checks
     python benchmarks/number_formats.py --cases cast
 
@@ -15,7 +15,12 @@ programs do not count.
 
 `step`: forward and backward of the products of a DCNv2 (the sizes of `vs_fuxictr.py`: 39 vectors of 16, three cross
 layers, an MLP of three times 400; 4,096 rows, one thread), in precisions that run natively or are emulated. Sides take
-turns, and ratios are medians over turns. What is emulated has no speed of its own: this is what emulating costs.
+turns, and ratios are medians over turns. What is emulated has no speed of its own: this is what emulating costs. Where
+there are bf16 units, other sides leave them unused: so are processors that have none.
+
+`loses`: E4M3 with scales of blocks beside one scale for the tensor, where numbers lie in a narrow range: ||Q(x) - x||
+over ||x||. And products of 1 to 64 inputs or outputs, in bf16 over fp32: without casts, and as a candidate of
+`sparrow numerics`, which takes fp32 and gives fp32.
 """
 
 from __future__ import annotations
@@ -27,8 +32,11 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 from embedding_bag import target
@@ -38,9 +46,10 @@ from torch import Tensor
 
 from sparrow.core.memory import keep_freed_memory
 from sparrow.interactions import CrossNet
-from sparrow.kernels import missing
+from sparrow.kernels import dense, missing
 from sparrow.kernels.quantise import encode, rounded
 from sparrow.layers import MLP, Head, Precision, computing
+from sparrow.layers.candidates import bf16, fp32
 from sparrow.layers.precision import lacks_bf16
 from sparrow.numerics import FORMATS, Format, whole
 from sparrow.numerics import rounded as defined
@@ -49,6 +58,8 @@ EXPECTED = {"mx9": 46.6, "mx6": 28.4, "mx4": 15.8, "fp8": 31.5, "fp8-e5m2": 25.6
 BDR = ("mx9", "mx6", "mx4")
 CAST = ("mxfp8", "mxfp6", "mxfp4", "mxint8", "mx9", "mx6", "mx4", "fp8-rowwise")
 TORCHAO = {"mxfp8": torch.float8_e4m3fn, "mxfp4": torch.float4_e2m1fn_x2}
+HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
+WIDE = 512  # inputs or outputs of a product of which the others are few
 
 
 # -- nearness ----------------------------------------------------------------------------------------------------------
@@ -124,7 +135,7 @@ def least_seconds(work: Callable[[], object], seconds: float) -> float:
 
 def by_torchao(name: str, x: Tensor, axis: int) -> Callable[[], object] | None:
     """torchao's cast, whose codes and scales have been compared; None where there is none."""
-    if name not in TORCHAO or importlib.util.find_spec("torchao") is None:
+    if name not in TORCHAO or not HAS_TORCHAO:
         return None
     from torchao.prototype.mx_formats.mx_tensor import to_mx
 
@@ -140,7 +151,7 @@ def by_torchao(name: str, x: Tensor, axis: int) -> Callable[[], object] | None:
 
 
 class Cast(NamedTuple):
-    """GB/s, and how many times as long torchao takes."""
+    """GB/s, and how many times as long torchao takes, NaN where it has no such cast or is not installed."""
 
     values: float
     codes: float
@@ -183,13 +194,17 @@ def cast_case(quick: bool) -> None:
     found = {}
     for name, axis in itertools.product(CAST, (1, 0)):
         cast = found[name, axis] = measured(name, x, axis, seconds)
-        print(f"{name:<13} {axis:>4} {cast.values:9.2f} {cast.codes:9.2f} {cast.torchao:10.2f}", flush=True)
+        theirs = f"{cast.torchao:10.2f}" if cast.torchao > 0 else "not installed" if name in TORCHAO else "has none"
+        print(f"{name:<13} {axis:>4} {cast.values:9.2f} {cast.codes:9.2f}   {theirs}", flush=True)
     print()
     for axis in (1, 0):
         cast = found["mxfp8", axis]
         target(f"mxfp8 to bf16 over copying, axis {axis}", cast.values / copy, 0.5)
         target(f"mxfp8 to codes over copying, axis {axis}", cast.codes / copy, 0.5)
-        target(f"torchao's time over ours, mxfp8, axis {axis}", cast.torchao, 4.0)
+        if HAS_TORCHAO:
+            target(f"torchao's time over ours, mxfp8, axis {axis}", cast.torchao, 4.0)
+        else:
+            print(f"TARGET torchao's time over ours, mxfp8, axis {axis}: not measured, torchao is not installed")
 
 
 class _Dcnv2(torch.nn.Module):
@@ -205,46 +220,135 @@ class _Dcnv2(torch.nn.Module):
         return logits
 
 
+@contextmanager
+def using_units(are_used: bool) -> Iterator[None]:
+    """Within this context bf16 units are as they are, or as if there were none."""
+    with nullcontext() if are_used else patch.object(bf16, "missing", lambda device: "not used here"):
+        yield
+
+
 def step_case(quick: bool) -> None:
-    """Print the time of a step in several precisions, over that of bf16 and of fp32."""
+    """Print the time of a step in several precisions, over that of bf16 and of fp32, with bf16 units and without."""
     rows, turns = (1024, 5) if quick else (4096, 15)
     torch.manual_seed(0)
     model, x, names = _Dcnv2(39 * 16), torch.randn(rows, 39 * 16), ["fp32", "bf16", "mxfp8", "mxfp4", "mx9", "fp8"]
+    has_units = not lacks_bf16(x.device)
+    groups = [True, False] if has_units else [False]
 
-    def step(name: str) -> list[Tensor]:
+    def step(name: str, are_used: bool) -> list[Tensor]:
         model.zero_grad()
-        with computing(Precision(name), x.device):
+        with using_units(are_used), computing(Precision(name), x.device):
             logits = model(x)
         logits.square().mean().backward()
         return [p.grad for p in model.parameters() if p.grad is not None]
 
-    exact = torch.cat([grad.flatten() for grad in step("fp32")])
-    for name in names[1:]:  # near, and not the same
-        found = torch.cat([grad.flatten() for grad in step(name)])
+    exact = torch.cat([grad.flatten() for grad in step("fp32", False)])
+    for are_used, name in itertools.product(groups, names[1:]):  # near, and not the same
+        found = torch.cat([grad.flatten() for grad in step(name, are_used)])
         apart = float((found - exact).norm() / exact.norm())
         assert 1e-4 < apart < 0.5, f"{name}: gradients lie {apart:.2g} apart"
-    taken: dict[str, list[float]] = {name: [] for name in names}
+    taken: dict[tuple[bool, str], list[float]] = {side: [] for side in itertools.product(groups, names)}
     for _ in range(turns):
-        for name in names:
+        for are_used, name in taken:
             start = time.thread_time()
-            step(name)
-            taken[name].append(time.thread_time() - start)
-    has_units = not lacks_bf16(x.device)
-    print(f"{processor()}, one thread, {'with' if has_units else 'without'} bf16 units; {rows} rows")
-    print(f"{'':<6} ms of a step   over bf16   over fp32")
+            step(name, are_used)
+            taken[are_used, name].append(time.thread_time() - start)
     over = {}
-    for name in names:
-        for other in ("bf16", "fp32"):
-            pairs = zip(taken[name], taken[other], strict=True)
-            over[name, other] = statistics.median(one / two for one, two in pairs)
-        ratios = f"{over[name, 'bf16']:11.2f} {over[name, 'fp32']:11.2f}"
-        print(f"{name:<6} {1e3 * statistics.median(taken[name]):12.1f} {ratios}")
-    other, goal = ("bf16", 2.0) if has_units else ("fp32", 1.4)
-    value = over["mxfp8", other]
-    print(f"TARGET mxfp8 over {other}: {value:.2f} (goal at most {goal}) {'met' if value <= goal else 'missed'}")
+    for are_used in groups:
+        how = "with bf16 units" if are_used else "as without bf16 units" if has_units else "without bf16 units"
+        print(f"{processor()}, one thread, {how}; {rows} rows")
+        print(f"{'':<6} ms of a step   over bf16   over fp32")
+        for name in names:
+            for other in ("bf16", "fp32"):
+                pairs = zip(taken[are_used, name], taken[are_used, other], strict=True)
+                over[are_used, name, other] = statistics.median(one / two for one, two in pairs)
+            ratios = "".join(f" {over[are_used, name, other]:11.2f}" for other in ("bf16", "fp32"))
+            print(f"{name:<6} {1e3 * statistics.median(taken[are_used, name]):12.1f}{ratios}")
+    for are_used in groups:
+        other, goal, how = ("bf16", 2.0, "with") if are_used else ("fp32", 1.4, "without")
+        value = over[are_used, "mxfp8", other]
+        verdict = "met" if value <= goal else "missed"
+        print(f"TARGET mxfp8 over {other}, {how} bf16 units: {value:.2f} (goal at most {goal}) {verdict}")
 
 
-CASES = {"qsnr": qsnr_case, "cast": cast_case, "step": step_case}
+# -- where it loses ----------------------------------------------------------------------------------------------------
+
+
+def narrow_ranges(rows: int) -> None:
+    """Print relative errors of E4M3 with one scale for the tensor, and with scales of blocks by both rules."""
+    random = torch.Generator().manual_seed(2)
+    normal, uniform = torch.randn(rows, 1024, generator=random), torch.rand(rows, 1024, generator=random)
+    numbers = {
+        "uniform, 0.5 to 1": 0.5 + uniform / 2,
+        "uniform, 0 to 1": uniform,
+        "N(0, 1)": normal,
+        "N(0, |N(0, 1)|)": drawn(rows),
+        "rows 2^(10 N(0, 1)) apart": normal * torch.randn(rows, 1, generator=random).mul(10).exp2(),
+    }
+    ways = {"one scale": FORMATS["fp8"], "floor": FORMATS["mxfp8"], "ceil": replace(FORMATS["mxfp8"], rule="ceil")}
+    print(f"relative error of E4M3 {'':<7}" + "".join(f"{way:>11}" for way in ways) + "   floor over one scale")
+    for name, x in numbers.items():
+        errors = {}
+        for way, format in ways.items():
+            assert torch.equal(rounded(x[:50], format), defined(x[:50], format)), (name, way)
+            errors[way] = 10 ** (-qsnr(x, format) / 20)
+        cells = "".join(f"{error:>11.4f}" for error in errors.values())
+        print(f"{name:<30}{cells}   {errors['floor'] / errors['one scale']:.2f}")
+
+
+def ratio(one: Callable[[], object], other: Callable[[], object], turns: int) -> float:
+    """How many times as long one takes as another, in the thread's own time: the median over pairs of turns."""
+    calls, found = 1, []
+    other()
+    while True:  # so many that the clock can tell
+        start = time.thread_time()
+        for _ in range(calls):
+            other()
+        if time.thread_time() - start > 2e-3:
+            break
+        calls *= 2
+    for _ in range(turns):
+        taken = []
+        for work in (one, other):
+            start = time.thread_time()
+            for _ in range(calls):
+                work()
+            taken.append(time.thread_time() - start)
+        found.append(taken[0] / taken[1])
+    return statistics.median(found)
+
+
+def thin_products(rows: int, turns: int) -> None:
+    """Print the time of products of a layer in bf16 over that in fp32, where it has few inputs or few outputs."""
+    if lacks_bf16(torch.device("cpu")):
+        print("no bf16 units: a product in bf16 takes longer at every size")
+        return
+    random = torch.Generator().manual_seed(3)
+    print(f"{processor()}, one thread; bf16 over fp32, [{rows}, K] x [K, N], the other one is {WIDE}; above 1 it loses")
+    print(f"{'':<4}{'K: product':>12}{'with casts':>12}{'N: product':>12}{'with casts':>12}")
+    for thin in (1, 2, 4, 8, 16, 32, 64):
+        cells = []
+        for inputs, outputs in ((thin, WIDE), (WIDE, thin)):
+            x, weight = (torch.randn(shape, generator=random) for shape in ((rows, inputs), (outputs, inputs)))
+            a, b = x.bfloat16(), weight.bfloat16()
+            exact = x.double() @ weight.double().t()
+            found = bf16.multiply(x, weight.t())
+            assert (found - exact).norm() < 0.01 * exact.norm(), (inputs, outputs)
+            works = (lambda: dense.product(a, b.t()), lambda: dense.product(x, weight.t()))  # noqa: B023
+            cells.append(ratio(*works, turns))
+            works = (lambda: bf16.multiply(x, weight.t()), lambda: fp32.multiply(x, weight.t()))  # noqa: B023
+            cells.append(ratio(*works, turns))
+        print(f"{thin:<4}" + "".join(f"{cell:12.2f}" for cell in cells), flush=True)
+
+
+def loses_case(quick: bool) -> None:
+    """Print where formats of few bits lose."""
+    narrow_ranges(500 if quick else 5_000)
+    print()
+    thin_products(*((1024, 7) if quick else (4096, 25)))
+
+
+CASES = {"qsnr": qsnr_case, "cast": cast_case, "step": step_case, "loses": loses_case}
 
 
 def main() -> None:
