@@ -49,9 +49,7 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     if not on_ssd or run.ssd is None:
         return
     if len(named) < len(on_ssd) and run.checkpoint.background:
-        raise UserError(
-            "checkpoint.background: not with all rows of an SSD; leave it out, or checkpoint.whole, or beneath"
-        )
+        raise UserError("checkpoint.background: not with all rows of an SSD; leave out it, or whole, or tier.beneath")
     batch = dataset.first(min(256, run.data.batch_size))
     ids = batch.ids.values_N.numel() / max(batch.batch_size, 1)
     epoch = math.ceil(dataset.rows("train") / run.data.batch_size)
