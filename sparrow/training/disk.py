@@ -51,14 +51,13 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     if len(named) < len(on_ssd) and run.checkpoint.background:
         raise UserError("checkpoint.background: not with all rows of an SSD; leave out it, or whole, or tier.beneath")
     batch = dataset.first(min(256, run.data.batch_size))
-    ids = batch.ids.values_N.numel() / max(batch.batch_size, 1)
+    ids = batch.ids.values_N.numel() / max(batch.batch_size, 1) / hosts
     epoch = math.ceil(dataset.rows("train") / run.data.batch_size)
     steps = run.loop.max_steps or epoch * run.loop.epochs
     between = min(run.checkpoint.every or steps, steps) * run.loop.accumulate * run.data.batch_size
     kept = run.checkpoint.keep + 2 + run.checkpoint.background  # the best too, and the one that is written
-    used = ids * dataset.rows("train") / hosts
-    blocks, once = (sum(_bytes_blocks(component, used, hosts) for component in some) for some in (on_ssd, named))
-    changed = sum(_bytes_blocks(component, ids * between / hosts, hosts) for component in named)
+    blocks, once = (sum(_bytes_blocks(c, ids * dataset.rows("train"), hosts) for c in some) for some in (on_ssd, named))
+    changed = sum(_bytes_blocks(component, ids * between, hosts) for component in named)
     blocks += min(once, changed) * (kept - 1) + once
     kept *= sum(_bytes_saved(component, run.checkpoint.whole) for component in components)
     place, ssd = Path(run.run_dir), Path(run.ssd)
