@@ -52,8 +52,7 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
         raise UserError("checkpoint.background: not with all rows of an SSD; leave out it, or whole, or tier.beneath")
     batch = dataset.first(min(256, run.data.batch_size))
     ids = batch.ids.values_N.numel() / max(batch.batch_size, 1) / hosts
-    epoch = math.ceil(dataset.rows("train") / run.data.batch_size)
-    steps = run.loop.max_steps or epoch * run.loop.epochs
+    steps = run.loop.max_steps or math.ceil(dataset.rows("train") / run.data.batch_size) * run.loop.epochs
     between = min(run.checkpoint.every or steps, steps) * run.loop.accumulate * run.data.batch_size
     kept = run.checkpoint.keep + 2 + run.checkpoint.background  # the best too, and the one that is written
     blocks, once = (sum(_bytes_blocks(c, ids * dataset.rows("train"), hosts) for c in some) for some in (on_ssd, named))
