@@ -208,9 +208,8 @@ class Component:
         own = rows * sum(field.bytes_row for field in self.fields_of(dim).values())
         own = self.tier_bytes(rows, dim) if self.tier.is_on else own
         own += self.policy.index_bytes(rows) if self.policy else 0
-        if not self.cache.is_on:
-            return own
-        return own + self.frames(rows) * self.frame_bytes(dim) + rows * (self.cache.policy == "lfu")
+        above = self.frames(rows) * self.frame_bytes(dim) + rows * (self.cache.policy == "lfu")
+        return own + above * self.cache.is_on
 
     @property
     def bytes_ids(self) -> int:

@@ -24,8 +24,7 @@ def missing(device: torch.device) -> str:
     if platform.machine() in ("x86_64", "AMD64"):
         has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     else:  # torch knows of ARM; where it does not say, fp32 is what is never slow
-        told: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-        has_units = told.get("bf16", False)
+        has_units = hasattr(torch.cpu, "get_capabilities") and bool(torch.cpu.get_capabilities().get("bf16"))
     return "" if has_units else "this processor has no bf16 units"
 
 
