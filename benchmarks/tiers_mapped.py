@@ -90,10 +90,7 @@ def turns(side: Side, cases: list[Case], store: SsdStore | None = None) -> Turn:
     def turn(number: int) -> tuple[float, str]:
         if current != [number]:
             side.turn_to(cases[number])
-<<<<<<< HEAD
-=======
             side.depth = cases[number].ahead  # of both, so that both train on the same batches
->>>>>>> 624703d (Benchmarks of tables larger than memory: stalls, the best static choice, bytes beside the kernel's, turns in pairs, Globo's recipe; docs that were wrong)
             current[0] = number
         seconds, logits = side.steps(TURN, store)
         return seconds, hashlib.sha256(torch.cat(logits).numpy().tobytes()).hexdigest()

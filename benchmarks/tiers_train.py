@@ -346,11 +346,7 @@ def compare(mine: Side, memory: Side, turns: int, reads_per_s: float) -> Compare
         per_s=rates,
         misses=misses,
         dirty=left / max(misses, 1e-12),
-<<<<<<< HEAD
-        apart=max(abs(own / max(its, 1) - 1) for own, its in zip(ours, kernel, strict=True)),
-=======
         apart=max(abs(own - its) / max(its, 1) for own, its in zip(ours, kernel, strict=True)),
->>>>>>> 624703d (Benchmarks of tables larger than memory: stalls, the best static choice, bytes beside the kernel's, turns in pairs, Globo's recipe; docs that were wrong)
     )
 
 
