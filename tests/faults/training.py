@@ -19,7 +19,7 @@ EVERY = 5
 SETTINGS: dict[str, Any] = {
     "sharding.plan": "row_wise", "threads": 1, "data.batch_size": 48,
     "model.name": "dcnv2", "model.dim": 8, "model.deep": [16],
-    "loop.max_steps": 60, "checkpoint.every": EVERY, "loop.evaluate_every": 40, "log.tensorboard": False,
+    "checkpoint.every": EVERY, "loop.evaluate_every": 40, "log.tensorboard": False,
 }  # fmt: skip
 
 
