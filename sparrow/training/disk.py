@@ -49,7 +49,8 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     if not on_ssd or run.ssd is None:
         return
     if len(named) < len(on_ssd) and run.checkpoint.background:
-        raise UserError("checkpoint.background: not with all rows of an SSD; leave out it, or whole, or tier.beneath")
+        why = "checkpoints with all rows of tables on an SSD are not written in the background"
+        raise UserError(f"checkpoint.background: {why}; leave it out, or checkpoint.whole, or tables.tier.beneath")
     batch = dataset.first(min(256, run.data.batch_size))
     ids = batch.ids.values_N.numel() / max(batch.batch_size, 1) / hosts
     steps = run.loop.max_steps or math.ceil(dataset.rows("train") / run.data.batch_size) * run.loop.epochs

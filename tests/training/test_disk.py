@@ -127,9 +127,11 @@ def test_checkpoints_with_all_rows_share_no_blocks(
 def test_checkpoints_with_all_rows_in_the_background_are_refused(prepared: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"ssd": str(tmp_path / "disk"), "checkpoint": Checkpoints(background=True, whole=True)}
     run = small_run(prepared, tmp_path / "run", **settings)
-    tables = replace(run.tables, tier=Tier(name="ssd"))
-    with pytest.raises(UserError, match="checkpoint.background: checkpoints with all rows of tables on an SSD are not"):
-        train(replace(run, tables=tables))
+    over = replace(run, checkpoint=replace(run.checkpoint, whole=False))
+    for one, tier in ((run, Tier(name="ssd")), (over, Tier(name="host", beneath=Tier(name="ssd")))):
+        told = "checkpoint.background: checkpoints with all rows of tables on an SSD are not"
+        with pytest.raises(UserError, match=told):
+            train(replace(one, tables=replace(run.tables, tier=tier)))
 
 
 PEAK = """

@@ -32,6 +32,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     yield written
     root.handlers[:], level = before
     root.setLevel(level)
+    logging.getLogger("sparrow").setLevel(logging.NOTSET)
     logs.access.setLevel(logging.NOTSET)
 
 
