@@ -84,8 +84,10 @@ class HostStore(SsdStore):
         return super()._frames_of(rows_N.cpu()).to(rows_N.device)
 
     def _read_into(self, rows_U: Tensor, frames_U: Tensor, batch: int) -> None:
-        self._records.expect(rows_U)
         super()._read_into(rows_U, frames_U, batch)
+        self._records.expect(
+            rows_U
+        )  # last: if they find no frames in memory, those on the device are filled all the same
 
 
 class HostRows:
@@ -139,7 +141,7 @@ class SsdRows:
     """
 
     def __init__(self, store: SsdStore, first: First) -> None:
-        self.store, store.first = store, first
+        self.store, store.first, store.setting = store, first, "tables.tier.beneath"
         self.batch = 0  # each time that rows are expected
 
     @property

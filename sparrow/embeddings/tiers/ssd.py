@@ -63,6 +63,7 @@ class SsdStore(nn.Module):
 
     slots_are_rows = False
     is_allocated = False  # nobody has to give all rows first values
+    setting = "tables.tier"  # which says how many frames there are
 
     def __init__(self, component: Component, rows: int, dim: int, folder: Folder) -> None:
         super().__init__()
@@ -171,7 +172,7 @@ class SsdStore(nn.Module):
         if (free := self.spare.free) < len(rest_V):
             raise UserError(
                 f"table {self.component.name!r}: {len(rest_V):,} rows of a batch find no frame, and {free:,} frames "
-                "are left beside those of the batches before; raise tables.tier.fraction or bytes, or lower "
+                f"are left beside those of the batches before; raise {self.setting}.fraction or bytes, or lower "
                 "data.batch_size or loop.accumulate"
             )
         if len(rest_V):

@@ -81,13 +81,14 @@ def tables_of(
     state: Any = "fp32",
     cache: Cache | None = None,
     host: bool = False,
+    beneath: Tier | None = None,
 ) -> EmbeddingTables:
     """Tables in memory, on an SSD where there is a folder, or beneath frames of a device that is the host itself.
 
-    host: with a folder an SSD is beneath that.
+    host: with a folder an SSD is beneath that. beneath: its tier, by default the same.
     """
     on = tier if folder else Tier()
-    on = replace(tier, name="host", beneath=tier if folder else None) if host else on
+    on = replace(tier, name="host", beneath=(beneath or tier) if folder else None) if host else on
     spec = TableSpec(
         name="t", dim=DIM, addressing=addressing or Direct(ROWS), format=format or fp32.Config(), init_scale=1.0,
         rule=of or RULES["rowwise_adagrad"], tier=on,
@@ -387,6 +388,12 @@ def test_batches_that_do_not_fit_are_refused_and_the_table_stays_whole(tmp_path:
     with pytest.raises(UserError, match=told):
         tables(batch(7, 200))
     assert_equal(plain, tables)
+    over_ssd = tables_of(tmp_path, Tier(name="ssd", fraction=1.0), host=True, beneath=SMALL)
+    for seed in range(5):
+        step(over_ssd, seed)
+    with pytest.raises(UserError, match=told.replace("tables.tier", "tables.tier.beneath")):
+        over_ssd(batch(7, 200))
+    assert_equal(plain, over_ssd)
     with pytest.raises(UserError, match=told):  # none of these is settled
         for seed in range(20, 40):
             tables(batch(seed))

@@ -160,6 +160,9 @@ def test_large_requests_do_not_wait_for_each_other(scorer: Scorer, monkeypatch: 
     monkeypatch.setattr(versions, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     found = versions._warmed(cast(Scorer, SimpleNamespace(folder=scorer.folder, encoder=scorer.encoder, score=score)))
     assert [found.fixed_s, found.candidate_s] == pytest.approx([cost.fixed_s, cost.candidate_s], rel=1e-6)
+    monkeypatch.setattr(versions, "time", SimpleNamespace(perf_counter=time.process_time))  # others do not count
+    cost = versions._warmed(scorer)
+    assert cost.is_worth(1) and not cost.is_worth(100_000)
 
 
 def test_a_request_past_its_deadline_is_not_scored(

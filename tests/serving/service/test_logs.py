@@ -22,18 +22,24 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What is written to standard error with an access log."""
+def loggers() -> Iterator[None]:
+    """A test may start logs; later ones find loggers as they were."""
     root, before = logging.getLogger(), (logging.getLogger().handlers[:], logging.getLogger().level)
-    written = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", written)
     root.handlers.clear()  # those of pytest, which `start` would close
-    logs.start(Logs(access=True))
-    yield written
+    yield
     root.handlers[:], level = before
     root.setLevel(level)
     logging.getLogger("sparrow").setLevel(logging.NOTSET)
     logs.access.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def lines(loggers: None, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is written to standard error with an access log."""
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    logs.start(Logs(access=True))
+    return written
 
 
 def events(lines: io.StringIO) -> list[dict[str, Any]]:
@@ -57,7 +63,7 @@ def test_an_answer_is_a_line(lines: io.StringIO, service: Service, rows: list[di
     assert second["status"] == "400" and "trace_id" not in second and "version" not in second
 
 
-def test_it_is_off_unless_asked_for(capfd: Any, service: Service, rows: list[dict[str, Any]]) -> None:
+def test_it_is_off_unless_asked_for(loggers: None, capfd: Any, service: Service, rows: list[dict[str, Any]]) -> None:
     logs.start(logs.Logs())
     assert not logs.access.isEnabledFor(logging.INFO)
     ask(service, "/rank", request(rows, [0]))
