@@ -328,6 +328,9 @@ def test_runs_on_many_ranks(ranks: Callable[[int], Pool], wide: Path, tmp_path: 
     got = ranks(size).run(fit, str(wide), str(tmp_path / "ssd"), changes | on_ssd)
     assert got[0][0] == want[0][0] and sum(left for _, left in got) > 0
     if size == 2:
+        over = {"tables.tier.beneath.name": "ssd", "tables.tier.beneath.fraction": 0.4, "ssd": str(tmp_path / "disk")}
+        got = ranks(size).run(fit, str(wide), str(tmp_path / "over"), changes | HOST | over)
+        assert got[0][0] == want[0][0] and sum(left for _, left in got) > 0
         got = ranks(size).run(fit, str(wide), str(tmp_path / "host"), changes | HOST)
         assert got[0][0] == want[0][0] and sum(left for _, left in got) > 0
     went_on = [(1, "row_wise", 25)]
