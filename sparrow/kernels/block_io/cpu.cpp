@@ -112,11 +112,12 @@ Tensor block_io_wait(int64_t handle, int64_t ticket) {
   return told(reading->error);
 }
 
-// Waits until something holds or a write fails, which is tried again now.
+// Waits until something holds or a write fails, which is tried again now. Others that were begun before may fail still.
 template <class F>
 Error written(Open& open, std::unique_lock<std::mutex>& lock, const F& holds) {
   Store& store = open.store;
   if (holds()) return {};
+  if (store.error.kind) open.engine->changed.wait(lock, [&] { return !store.is_writing(); });
   store.error = {};
   store.is_flushed = true;
   open.engine->wake(kDepth);

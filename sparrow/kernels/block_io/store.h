@@ -250,6 +250,7 @@ class Store {
   }
 
   bool is_empty() const { return waiting_.count() == 0; }
+  bool is_writing() const { return !written_.empty(); }
   bool is_due() const { return !error.kind && !queued_.empty() && (is_flushed || 2 * waiting_.count() > most_); }
 
   // Begins to write the next block that waits: to read it first, if it has records that do not wait. Those that follow

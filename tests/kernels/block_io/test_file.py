@@ -177,12 +177,14 @@ def test_a_device_that_fails(tmp_path: Path, way: Any) -> None:
     with pytest.raises(UserError, match="table ads, rows 18 to 23: cannot read .*rows: .*; check the device"):
         blocks.wait(blocks.fetch(row, empty(), row))
     all_R = torch.arange(ROWS)
-    blocks.put(all_R, records(all_R, 1))
-    with pytest.raises(UserError, match="table ads, rows .* cannot write .*rows: .*; check the device"):
+    for value in range(1, 31):
+        os.dup2(folder, blocks.file.fd)
+        blocks.put(all_R, records(all_R, value))
+        with pytest.raises(UserError, match="table ads, rows .* cannot write .*rows: .*; check the device"):
+            blocks.sync()
+        os.dup2(whole, blocks.file.fd)  # it works again, and writes that were under way do not fail it later
         blocks.sync()
-    os.dup2(whole, blocks.file.fd)  # it works again
-    blocks.sync()
-    check(blocks, dict.fromkeys(range(ROWS), 1))
+        check(blocks, dict.fromkeys(range(ROWS), value))
     read_end, write_end = os.pipe()
     os.dup2(write_end, blocks.file.fd)
     for call in (blocks.sync, blocks.snapshot):  # neither gives a map that is not on the disk
