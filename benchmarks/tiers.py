@@ -84,12 +84,13 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True, help="a folder on the device to be measured")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rows", type=int, default=1_000_000_000, help='of the large table of "train" and "mapped"')
+    parser.add_argument("--served-rows", type=int, default=20_000_000, help='of the large table of "serve"')
     parser.add_argument("--clicks", type=Path, help='of "serve": Globo\'s, as one Parquet file (kept lists that grow)')
     parser.add_argument("--globo", type=Path, help='of "globo": its requests, as a file, or prepared for the recipe')
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     sized = {name: partial(CASES[name], rows=options.rows) for name in ("train", "mapped")}
-    cases = {**CASES, **sized, "serve": partial(tiers_serve.run, clicks=options.clicks)}
+    cases = {**CASES, **sized, "serve": partial(tiers_serve.run, clicks=options.clicks, rows=options.served_rows)}
     cases["globo"] = partial(tiers_globo.run, log=options.globo)
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         for case in options.cases:

@@ -2,7 +2,9 @@
 
 Each side is measured in a process of its own, which loads the same model. A side's rate is that of requests that wait
 for a free thread, with the number of threads that is best for it. Latencies are those of requests that come at random
-times (open loop), from when each was due. A cache is brought to the state that lookups of the same kind leave.
+times (open loop), from when each was due. A cache begins with the rows that lookups of the same kind would leave there.
+
+A table of more than 1e8 rows is in MXINT8, and the side in memory has the same ids folded to 1e8 rows.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import mmap
 import multiprocessing
 import os
 import queue
+import shutil
 import statistics
 import sys
 import tempfile
@@ -50,6 +53,7 @@ SKEW, SWITCH_S = 1.05, 0.001  # the latter as in the service's workers
 GROUPS = Path("/sys/fs/cgroup/memory")
 SHARES = (0.5, 0.7, 0.8, 0.9)  # of memory's rate, at which requests come
 WINDOW = 50  # requests whose hits are counted together
+IN_MEMORY = 100_000_000  # the most rows that the side in memory has
 Request = tuple[dict[str, Any], dict[str, list[Any]]]
 
 
@@ -69,10 +73,19 @@ def lists(random: np.random.Generator, rows: int) -> list[int]:
     return found
 
 
-def model(folder: Path, rows: int, count: int) -> Path:
-    """Returns a model of two steps, whose users have lists in a table of so many rows. count: rows of its log."""
+def below(x: Any, rows: int) -> Any:
+    """Returns which share of the ids of `lists` is below x."""
+    return (x ** (1 - SKEW) - 1) / (rows ** (1 - SKEW) - 1)
+
+
+def model(folder: Path, rows: int, ids: int, count: int) -> None:
+    """Makes a model of two steps, whose users have lists of so many ids in a table of so many rows.
+
+    count: rows of its log.
+    """
+    folder.mkdir(exist_ok=True)
     random = np.random.default_rng(0)
-    columns: dict[str, Any] = {f"list_{i}": [lists(random, rows) for _ in range(count)] for i in range(LISTS)}
+    columns: dict[str, Any] = {f"list_{i}": [lists(random, ids) for _ in range(count)] for i in range(LISTS)}
     columns |= {"clicked": (random.random(count) < 0.3).astype(int), "item": random.integers(0, 1000, count)}
     columns["x"] = random.normal(size=count)
     pq.write_table(pa.table(columns), folder / "log.parquet")
@@ -81,19 +94,23 @@ def model(folder: Path, rows: int, count: int) -> Path:
     kinds["x"] = Column(kind="numeric")
     schema = Schema(columns=kinds, encodings={"seen": Encoding(kind="hash"), "item": Encoding(kind="vocabulary")})
     prepared = data.prepare([folder / "log.parquet"], folder / "prepared", schema=schema).out
-    scattered = Override(names=("seen",), addressing={"name": "hashed", "rows": rows})
+    chosen = {"format": "mxint8"} if ids > IN_MEMORY else {}
+    chosen |= {"tier": {"name": "ssd", "bytes": 1 << 28}} if rows > IN_MEMORY else {}
+    scattered = Override(names=("seen",), addressing={"name": "hashed", "rows": rows}, **chosen)
     run = Run(
         run_dir=str(folder / "run"),
         data=Data(path=str(prepared), batch_size=256),
         model=dlrm.Config(dim=DIM, bottom=(64, DIM), top=(128, 64)),
         tables=TableChoices(overrides=(scattered,)),
         loop=Loop(max_steps=2),
+        ssd=str(folder / "training"),
         threads=1,
     )
     train(run)
     export(folder / "run", folder / "model", [folder / "log.parquet"], hot=rows // 10)
     export(folder / "run", folder / "unlisted", [folder / "log.parquet"])
-    return folder / "model"
+    for made in ("run", "training", "prepared"):
+        shutil.rmtree(folder / made, ignore_errors=True)
 
 
 def requests(count: int, rows: int, seed: int) -> list[Request]:
@@ -186,17 +203,33 @@ def rows_of(scorer: Scorer, ids: list[int]) -> torch.Tensor:
     return found
 
 
-def filled(scorer: Scorer, cached: CachedRows, rows: int, processes: int = 1) -> None:
-    """Bring a cache to the state that many lookups leave. processes: do it together."""
-    count, random = cached.of.count, np.random.default_rng(9)
-    for first in range(0, min(count, rows), 1 << 20):
-        cached.warm(rows_of(scorer, list(range(first, min(first + (1 << 20), count, rows)))))
-    if count >= rows:
-        return
-    before = cached.counters["misses"]
-    while cached.counters["misses"] - before < count // processes:  # each frame has got another row, on average
-        ids = [one for _ in range(200) for one in lists(random, rows)]
-        read([(cached, rows_of(scorer, ids))])
+def filled(scorer: Scorer, cached: CachedRows, folder: Path, ids: int) -> None:
+    """Gives a cache the rows that LRU would have there. The first process finds them, for all.
+
+    A row stands there if one of its ids came in the last T draws. T is such that as many rows stand as there are
+    frames. Ids that share a row by hashing are counted.
+    """
+    count, rows = min(cached.of.count, cached.rows), cached.rows
+    path = folder / f"stand-{count}.npy"
+    if count == rows:
+        return cached.warm(torch.arange(rows))
+    if not path.exists():
+        edges = np.unique(np.geomspace(1, ids, 4000).astype(int))
+        share = np.diff(below(edges.astype(float), ids)) / np.diff(edges)  # of each id between two edges
+        least, most, random = 0.0, 1e15, np.random.default_rng(9)
+        while most > least * 1.001 + 1:
+            draws = (least + most) / 2
+            stand = (np.diff(edges) * -np.expm1(-share * draws)).sum()
+            least, most = (draws, most) if stand < -rows * np.log1p(-count / rows) else (least, draws)
+        found = []
+        for first in range(1, ids, 1 << 22):
+            some_U = np.arange(first, min(first + (1 << 22), ids) + 1, dtype=float)
+            stands_U = random.random(len(some_U) - 1) < -np.expm1(-np.diff(below(some_U, ids)) * most)
+            found.append(rows_of(scorer, some_U[:-1][stands_U].astype(int).tolist()))
+        with open(f"{path}.{os.getpid()}", "wb") as file:
+            np.save(file, torch.cat(found).unique().numpy())
+        os.replace(f"{path}.{os.getpid()}", path)
+    cached.warm(torch.from_numpy(np.load(path)))
 
 
 def limited(pid: int, bytes: int) -> str:
@@ -211,9 +244,14 @@ def limited(pid: int, bytes: int) -> str:
     return ""
 
 
+def bytes_of(ids: int) -> int:
+    """Returns the bytes of a row."""
+    return 17 if ids > IN_MEMORY else DIM * 4
+
+
 def ssd_of(folder: Path, rows: int, share: float) -> Ssd:
     """Returns settings for frames for a share of the rows. A frame has a row and 8 bytes beside."""
-    return Ssd(folder=folder / "ssd", cache_mb=share * rows * (DIM * 4 + 8) / 1e6, least_mb=1.0)
+    return Ssd(folder=folder / "ssd", cache_mb=share * rows * (bytes_of(rows) + 8) / 1e6, least_mb=1.0)
 
 
 def read_at_random(scorer: Scorer) -> None:
@@ -239,16 +277,16 @@ def work(side: Side, folder: Path, rows: int, count: int, rates: Sequence[float]
     scorer = load(path, ssd=ssd, checksums=False)
     cached = next((c for of in scorer.on_ssd for c in of.cached.values()), None)
     if cached:
-        filled(scorer, cached, rows)
-        told.held_mb = cached.of.count * (DIM * 4 + 8) / 1e6 + 12 * cached.blocks.layout.blocks / 1e6
+        filled(scorer, cached, folder, rows)
+        told.held_mb = cached.of.count * (bytes_of(rows) + 8) / 1e6 + 12 * cached.blocks.layout.blocks / 1e6
     elif side.is_limited:
         own = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
-        told.note = told.note or limited(os.getpid(), int(own[0].split()[1]) * 1024 + rows * DIM * 4 // 10)
-        told.held_mb = rows * DIM * 4 / 10 / 1e6
+        told.note = told.note or limited(os.getpid(), int(own[0].split()[1]) * 1024 + rows * bytes_of(rows) // 10)
+        told.held_mb = rows * bytes_of(rows) / 10 / 1e6
         read_at_random(scorer)
     else:
         touch(scorer, 1e12)
-        told.held_mb = rows * DIM * 4 / 1e6
+        told.held_mb = min(rows, IN_MEMORY) * bytes_of(rows) / 1e6
     warm, asked, checked = (requests(n, rows, seed) for n, seed in ((count // 2, 1), (count, 2), (20, 3)))
     told.scores = [scorer.rank(*one).tobytes() for one in checked]
     served(scorer, warm, 2)
@@ -281,7 +319,9 @@ def worker(side: Side, folder: Path, rows: int, workers: int, number: int, comin
     ssd = None if side.share is None else replace(ssd_of(folder, rows, side.share), shared=shared)
     scorer = load(folder / "model", ssd=ssd, checksums=False)
     for cached in (c for of in scorer.on_ssd for c in of.cached.values()):
-        filled(scorer, cached, rows, workers)
+        if number == 0:  # the others share what it reads
+            filled(scorer, cached, folder, rows)
+    all.wait()
     if ssd is None:
         touch(scorer, 1e12)
     asked, took = requests(100, rows, 10 + number), list[float]()
@@ -489,12 +529,19 @@ def shown(name: str, told: Told) -> None:
 def run(folder: Path, quick: bool, clicks: Path | None = None, rows: int = 20_000_000) -> None:
     """Print rates, latencies, CPU time and memory of the same model in memory, on an SSD, and as a mapped file."""
     rows, count = (400_000, 200) if quick else (rows, 2_000)
-    model(folder, rows, 10 * count)
+    model(folder, rows, rows, 10 * count)
+    is_folded, within = rows > IN_MEMORY, folder
+    if is_folded:
+        within = folder / "folded"
+        model(within, IN_MEMORY, rows, 10 * count)
     os.sync()
-    print(f"{rows:,} rows x {DIM}, Zipf {SKEW}; 1 user with {LISTS * LENGTH} rows x {CANDIDATES} candidates")
+    print(f"{rows:,} rows x {DIM}, {bytes_of(rows)} bytes, Zipf {SKEW}", end="; ")
+    print(f"1 user with {LISTS * LENGTH} rows x {CANDIDATES} candidates")
+    if is_folded:
+        print(f"in memory, the same ids have {IN_MEMORY:,} rows", flush=True)
 
     def measured(name: str, side: Side, rates: Sequence[float]) -> Told:
-        told: Told = alone(work, side, folder, rows, count, rates)
+        told: Told = alone(work, side, within if side == Side() else folder, rows, count, rates)
         shown(name, told)
         return told
 
@@ -502,14 +549,16 @@ def run(folder: Path, quick: bool, clicks: Path | None = None, rows: int = 20_00
     assert held.closed is not None
     rates = list(held.opened)
     slow = 0.4 * held.closed.per_s  # which all shares can answer: else a latency says how long the queue grew
-    found = {1.0: measured("on an SSD, a frame for each row", Side(share=1.0), rates[2:3])}
+    found = {}
+    if not is_folded:
+        found[1.0] = measured("on an SSD, a frame for each row", Side(share=1.0), rates[2:3])
     for share in (0.1,) if quick else (0.1, 1 / 30, 1 / 100):
         side = Side(share=share, threads=(1, 2, 4) if share == 0.1 else (2,))
         found[share] = measured(f"on an SSD, frames for {share:.3f}", side, [slow, *rates] if share == 0.1 else [slow])
-    in_workers(folder, rows, count, 3 if quick else 7, found[0.1].device[1])
+    in_workers(folder, within, rows, (count, 3 if quick else 7), found[0.1].device[1])
     mapped = measured("mapped file, memory for a tenth of it", Side(is_limited=True, threads=(2, 4)), rates[2:3])
-    for name, told in {**{f"share {share}": of for share, of in found.items()}, "mapped": mapped}.items():
-        assert told.scores == held.scores, f"{name}: other scores than in memory"
+    for name, told in {**({} if is_folded else {"memory": held}), **found}.items():
+        assert told.scores == mapped.scores, f"{name}: other scores than of the mapped file"
     tenth = found[0.1]
     for name in ("model", "unlisted"):
         told = alone(swapped, name, folder, rows, 5 * count, tenth.hits)
@@ -521,13 +570,23 @@ def run(folder: Path, quick: bool, clicks: Path | None = None, rows: int = 20_00
     ends(held, tenth, mapped, rates, rows)
 
 
-def in_workers(folder: Path, rows: int, count: int, turns: int, device_ms: float) -> None:
+def in_workers(folder: Path, within: Path, rows: int, asked: tuple[int, int], device_ms: float) -> None:
     """Print rates and latencies of workers of one thread, in memory and on an SSD, which take turns.
 
-    device_ms: what the device alone takes for the reads of a request, p99.
+    Args:
+        folder: of the model on the SSD.
+        within: of the model in memory.
+        rows: ids.
+        asked: requests, and turns.
+        device_ms: what the device alone takes for the reads of a request, p99.
     """
+    count, turns = asked
     sides = {"in memory": (Side(), (1, 2)), "frames for a tenth": (Side(share=0.1), (1, 2, 3, 4))}
-    groups = {(name, n): Workers(side, folder, rows, n) for name, (side, numbers) in sides.items() for n in numbers}
+    groups = {
+        (name, n): Workers(side, folder if side.share else within, rows, n)
+        for name, (side, numbers) in sides.items()
+        for n in numbers
+    }
     rates: dict[tuple[str, int], list[tuple[float, float]]] = {key: [] for key in groups}
     for turn in range(turns):
         for key, group in sorted(groups.items(), reverse=bool(turn % 2)):
@@ -565,7 +624,7 @@ def ends(held: Told, tenth: Told, mapped: Told, rates: list[float], rows: int) -
     assert held.closed and tenth.closed and mapped.closed
     cpu = held.closed.cpu_ms / tenth.closed.cpu_ms
     print(f"memory saved: {held.held_mb - tenth.held_mb:.0f} of {held.held_mb:.0f} MB; power was not measured")
-    print(f"if the device sent the row alone (modelled, not run): {DIM * 4} bytes a read in the place of 4096")
+    print(f"if the device sent the row alone (modelled, not run): {bytes_of(rows)} bytes a read in the place of 4096")
     print(f"CPU of a request in memory / on an SSD: {cpu:.2f}, the rate of workers that fill all cores (computed)")
     print(f"over the mapped file's rate: {tenth.closed.per_s / mapped.closed.per_s:.2f}", end="")
     print(
