@@ -94,7 +94,7 @@ def model(folder: Path, rows: int, ids: int, count: int) -> None:
     kinds["x"] = Column(kind="numeric")
     schema = Schema(columns=kinds, encodings={"seen": Encoding(kind="hash"), "item": Encoding(kind="vocabulary")})
     prepared = data.prepare([folder / "log.parquet"], folder / "prepared", schema=schema).out
-    chosen = {"format": "mxint8"} if ids > IN_MEMORY else {}
+    chosen: dict[str, Any] = {"format": {"name": "mxint8"}} if ids > IN_MEMORY else {}
     chosen |= {"tier": {"name": "ssd", "bytes": 1 << 28}} if rows > IN_MEMORY else {}
     scattered = Override(names=("seen",), addressing={"name": "hashed", "rows": rows}, **chosen)
     run = Run(

@@ -75,7 +75,7 @@ def run(folder: Path, quick: bool) -> None:
     probed(folder, quick)
     disk = filled_file(case, folder)
     print(f"{case}; batches of {BATCH}")
-    print(f"{'reads/s':>10}{'ahead':>7}{'examples/s':>12}{'the device allows':>19}{'waits for rows':>17}")
+    print(f"{'reads/s':>10}{'ahead':>7}{'examples/s':>12}{'the device allows':>19}{'waits for rows':>20}")
     for rate in rates:
         files = [f"blkio__throttle__{way}_iops_device" for way in ("read", "write")]
         with group("blkio", **(dict.fromkeys(files, f"{device_of(folder)} {rate}") if rate else {})) as within:
@@ -84,4 +84,4 @@ def run(folder: Path, quick: bool) -> None:
             allows = f"{rate / max(of.blocks, 1e-12):,.0f}" if rate else ""
             step_ms = 1e3 * BATCH / of.per_s
             waited = f"{of.waited * step_ms:.1f} of {step_ms:.1f} ms"
-            print(f"{rate or 'all':>10}{depth:>7}{of.per_s:>12,.0f}{allows:>19}{waited:>17}", flush=True)
+            print(f"{rate or 'all':>10}{depth:>7}{of.per_s:>12,.0f}{allows:>19}{waited:>20}", flush=True)

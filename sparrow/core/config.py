@@ -90,6 +90,8 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
     if kind is Any:
         return value
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(value, str) and (_is_named(kind) or (origin is dict and args[1] is Any)):
+        value = {"name": value}  # a bare word names a member
     if origin is typing.Annotated:
         family = _family(kind)
         return _convert_member(family, value, place) if family else _convert(args[0], value, place)
@@ -120,8 +122,6 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
 
 
 def _convert_dataclass(cls: Any, value: Any, place: str, also: tuple[str, ...] = ()) -> Any:
-    if isinstance(value, str) and _is_named(cls):
-        value = {"name": value}
     if not isinstance(value, dict):
         raise UserError(f"{place or cls.__name__}: expected a table, got {value!r}")
     at = f"{place}." if place else ""

@@ -73,6 +73,12 @@ def test_a_table_whose_rows_are_exact_has_no_cache() -> None:
     assert [one.of("x", 10).cache for one in made] == [Cache(), cache, Cache()]
 
 
+def test_a_bare_word_names_a_member_in_an_override_too(tmp_path: Path) -> None:
+    text = "[[tables.overrides]]\nnames = ['x']\nformat = 'int8'\nrule = 'adam'\ntier = 'ssd'"
+    choices = run(text, tmp_path).tables.alone("x", 10)
+    assert (choices.format, choices.rule, choices.tier.name) == (int8.Config(), adam.Config(), "ssd")
+
+
 def test_a_later_override_changes_what_an_earlier_one_made() -> None:
     choices = TableChoices(
         overrides=(
