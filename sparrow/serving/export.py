@@ -267,7 +267,8 @@ def _check_finite(found: Restored, record: RowRecords, rows: LeveledRows, only: 
     """Refuse NaN and infinities: each request that meets such a row would fail. only: these rows, by default all."""
     component = record.component
     stored = fp32.Config() if component.cache.is_on else component.format
-    for rows_N in (torch.arange(rows.count) if only is None else only).split(BLOCK):
+    pieces = (torch.arange(n, min(n + BLOCK, rows.count)) for n in range(0, rows.count, BLOCK))
+    for rows_N in pieces if only is None else only.split(BLOCK):
         fields = {name: rows.read(name, rows_N) for name in stored.fields(component.dim)}
         bad_N = ~torch.isfinite(stored.decode(fields, component.dim)).all(1)
         if bad_N.any():
