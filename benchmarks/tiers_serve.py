@@ -4,7 +4,7 @@ Each side is measured in a process of its own, which loads the same model. A sid
 for a free thread, with the number of threads that is best for it. Latencies are those of requests that come at random
 times (open loop), from when each was due. A cache begins with the rows that lookups of the same kind would leave there.
 
-A table of more than 1e8 rows is in MXINT8, and the side in memory has the same ids folded to 1e8 rows.
+A table of more than 1e8 rows is in bf16, and the side in memory has the same ids folded to 1e8 rows.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def model(folder: Path, rows: int, ids: int, count: int) -> None:
     kinds["x"] = Column(kind="numeric")
     schema = Schema(columns=kinds, encodings={"seen": Encoding(kind="hash"), "item": Encoding(kind="vocabulary")})
     prepared = data.prepare([folder / "log.parquet"], folder / "prepared", schema=schema).out
-    chosen: dict[str, Any] = {"format": {"name": "mxint8"}} if ids > IN_MEMORY else {}
+    chosen: dict[str, Any] = {"format": {"name": "bf16", "rounding": "nearest"}} if ids > IN_MEMORY else {}
     chosen |= {"tier": {"name": "ssd", "bytes": 1 << 28}} if rows > IN_MEMORY else {}
     scattered = Override(names=("seen",), addressing={"name": "hashed", "rows": rows}, **chosen)
     run = Run(
@@ -246,7 +246,7 @@ def limited(pid: int, bytes: int) -> str:
 
 def bytes_of(ids: int) -> int:
     """Returns the bytes of a row."""
-    return 17 if ids > IN_MEMORY else DIM * 4
+    return DIM * (2 if ids > IN_MEMORY else 4)
 
 
 def ssd_of(folder: Path, rows: int, share: float) -> Ssd:
@@ -581,7 +581,8 @@ def in_workers(folder: Path, within: Path, rows: int, asked: tuple[int, int], de
         device_ms: what the device alone takes for the reads of a request, p99.
     """
     count, turns = asked
-    sides = {"in memory": (Side(), (1, 2)), "frames for a tenth": (Side(share=0.1), (1, 2, 3, 4))}
+    workers = (1, 2, 3, 4) if rows <= IN_MEMORY else (2, 4)  # all of them have memory at once
+    sides = {"in memory": (Side(), (1, 2)), "frames for a tenth": (Side(share=0.1), workers)}
     groups = {
         (name, n): Workers(side, folder if side.share else within, rows, n)
         for name, (side, numbers) in sides.items()
