@@ -19,6 +19,7 @@ from sparrow import checkpoint
 from sparrow.checkpoint import blocks
 from sparrow.checkpoint.pieces import removed
 from sparrow.core import Chunk
+from sparrow.core.memory import keep_freed_memory
 from sparrow.embeddings import Folder, RowRecords, on_ssd
 from sparrow.kernels.formats import bf16
 
@@ -119,6 +120,7 @@ def run(folder: Path, quick: bool) -> None:
         folder: on the SSD.
         quick: a small table.
     """
+    keep_freed_memory()  # as `sparrow train` does
     rows, frames, turns = (2_000_000, 60_000_000, 4) if quick else (20_000_000, 300_000_000, 12)
     case = Case(rows=rows, frames=frames, lookups=1, skew=1.05, format=bf16.Config(rounding="nearest"))
     print(f"\na checkpoint each {STEPS} steps, beside a plain write of as many bytes; {case}", flush=True)
