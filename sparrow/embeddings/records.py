@@ -385,10 +385,9 @@ class RowRecords(nn.Module):
             return
         rows_V = rows_U[here_U] - self.first_row
         fields = {name: tensor[here_U] for name, tensor in chunk.fields.items() if name not in ("batch", "counts")}
-        names = self.component.in_frames.fields
+        names, of = self.component.in_frames.fields, slice(left - chunk.columns[0], right - chunk.columns[0])
         for name, field in names.items():
-            if field.across == "cut":
-                fields[name] = fields[name][:, left - chunk.columns[0] : right - chunk.columns[0]]
+            fields[name] = field.part(fields[name], of, chunk.columns[1] - chunk.columns[0])
         out_V = torch.ones(len(rows_V), dtype=torch.bool)
         if isinstance(self.store, CachedStore) and (left, right) == self.columns:
             out_V = self.store.restore(rows_V, fields, int(chunk.fields["batch"]))
@@ -414,10 +413,9 @@ class RowRecords(nn.Module):
         if not count or left >= right:
             return 0
         theirs = {name: tensor[there] for name, tensor in chunk.fields.items()}
-        columns = slice(left - self.columns[0], right - self.columns[0])
+        columns, of = (slice(left - first, right - first) for first in (self.columns[0], chunk.columns[0]))
         for name, field in self.component.fields.items():
-            if field.across == "cut":
-                theirs[name] = theirs[name][:, left - chunk.columns[0] : right - chunk.columns[0]]
+            theirs[name] = field.part(theirs[name], of, chunk.columns[1] - chunk.columns[0])
         if right - left < self.dim:
             self._merge(theirs, here, right - left)
         self.store.write(here, theirs, columns)
@@ -457,16 +455,13 @@ class RowRecords(nn.Module):
                 f"{place}: chunk {chunk.rows} x {chunk.columns} lies outside {rows} x {dim}; cut it to the table"
             )
         here = self.columns if component is self.component else (0, dim)
-        parts = (chunk.columns, here) != ((0, dim), (0, dim))
         for name, field in fields.items():
             if chunk.fields[name].dtype != field.dtype:
                 kinds = f"{chunk.fields[name].dtype} where {field.dtype} is kept"
                 raise UserError(f"{place}: {name} is {kinds}; use the row format it was saved with")
-            if field.across == "whole" and parts:
+            if why := field.uncut(chunk.columns, dim) or field.uncut(here, dim):
                 remedy = "choose a row format that can be cut, such as fp16"
-                raise UserError(
-                    f"{place}: {name} is of a whole row, and the chunk or the table is cut by columns; {remedy}"
-                )
+                raise UserError(f"{place}: {name} {why}, and the chunk or the table is cut by columns; {remedy}")
 
 
 def empty_gradients(record: RowRecords) -> RowGradients:

@@ -229,21 +229,19 @@ class Component:
         """
         return not (self.cache.is_on or self.tier.is_on) and self.policy is None
 
-    def check_columns(self, parts: int) -> None:
-        """Check that rows can be cut into `parts` column parts.
+    def check_columns(self, columns: tuple[int, int]) -> None:
+        """Check that a part of the rows can have these columns, of which the second is the one after the last.
 
         Raises:
-            UserError: when they cannot.
+            UserError: when it cannot.
         """
         extra = self.rule.regularization
-        if parts > 1 and (extra.clip_norm or extra.max_norm):
+        if columns != (0, self.dim) and (extra.clip_norm or extra.max_norm):
             raise UserError(f"plan: table {self.name!r} is cut by columns, and its rule bounds norms of whole rows")
         for name, of in self.fields.items():
-            if parts > 1 and of.across == "whole":
+            if why := of.uncut(columns, self.dim):
                 remedy = "cut it by rows, or leave it whole"
-                raise UserError(
-                    f"plan: table {self.name!r} is cut by columns, and {name!r} is of a whole row; {remedy}"
-                )
+                raise UserError(f"plan: table {self.name!r} is cut by columns, and {name!r} {why}; {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)

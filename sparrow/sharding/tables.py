@@ -68,7 +68,6 @@ class ShardedTables(nn.Module):
             if name not in components:
                 raise UserError(f"plan: no table {name!r}{suggest(name, list(components))}")
             layout.check(name, world.size, world.local_size)
-            components[name].check_columns(layout.columns)
             if layout.is_replicated and not components[name].has_equal_copies:
                 what = "rows that come and go, and copies of them would differ"
                 if components[name].cache.is_on:
@@ -81,6 +80,8 @@ class ShardedTables(nn.Module):
         self.world = world
         self.features = whole.features
         shards = {name: plan[name].shards(name, c.rows, c.dim, c.policy) for name, c in components.items()}
+        for table, columns in dict.fromkeys((s.table, s.columns) for of_table in shards.values() for s in of_table):
+            components[table].check_columns(columns)
         mine = [shard for of_table in shards.values() for shard in of_table if shard.rank == world.rank]
         here = [RowRecords(components[s.table], seed, s.rows, s.columns) for s in mine]
         self.local = ComponentTables(here, [], impl=whole.impl)

@@ -226,9 +226,9 @@ class Scaled:
 
 def test_a_scale_of_a_whole_row_is_never_averaged() -> None:
     component = Component(name="t", rows=9, dim=8, format=Scaled(), init_scale=1.0)
-    component.check_columns(1)
+    component.check_columns((0, 8))
     with pytest.raises(UserError, match="table 't' is cut by columns, and 'scale' is of a whole row; cut it by rows"):
-        component.check_columns(2)
+        component.check_columns((0, 4))
     whole, again = RowRecords(component, 1), RowRecords(component, 2)
     (chunk,) = whole.chunks(1 << 20)
     left = replace(chunk, columns=(0, 4), fields={**chunk.fields, "code": chunk.fields["code"][:, :4]})

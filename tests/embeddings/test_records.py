@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +14,16 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Chunk, UserError
+from sparrow.embeddings import Folder, on_ssd, stored_in
 from sparrow.embeddings import records as module
 from sparrow.embeddings.records import RowRecords
-from sparrow.embeddings.spec import Component
+from sparrow.embeddings.spec import Component, Tier
+from sparrow.embeddings.tiers import ssd_of
 from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, mxfp4, mxfp6, mxfp8, mxint8, split_bf16
 from sparrow.kernels.philox import key_of
 from sparrow.kernels.rules import adam, rowwise_adagrad
 from sparrow.numerics.rounding import noise, to_bf16
+from tests.embeddings.members.scattered import Scattered
 
 ROWS, DIM, SEED = 50, 9, 3
 FORMATS: dict[str, RowFormat] = {
@@ -122,6 +128,84 @@ def test_a_part_of_a_row_has_no_scale() -> None:
         UserError, match=r"weight is of a whole row, .* is cut by columns; choose a row format that can"
     ):
         record.load_rows(cut(chunk_of(OLD), 0, 5), torch.arange(ROWS), OLD)
+
+
+CUTS = ((0, 100), (0, 64, 100), (0, 32, 96, 100))
+MX = [name for name in FORMATS if name.startswith("mx")]
+
+
+def kept(kind: str, folder: Path) -> AbstractContextManager[None]:
+    """Where the rows of components are."""
+    return stored_in(Scattered) if kind == "scattered" else on_ssd(Folder(path=folder))
+
+
+@pytest.mark.parametrize("kind", ["memory", "scattered", "ssd"])
+@pytest.mark.parametrize("name", MX)
+def test_rows_in_blocks_fit_every_cut_between_them(name: str, kind: str, tmp_path: Path) -> None:
+    """Parts are loaded from the whole and from other parts, and the whole from parts."""
+    tier = Tier(name="ssd", fraction=0.3) if kind == "ssd" else Tier()
+    component = replace(OLD, dim=100, format=FORMATS[name], tier=tier)
+
+    def loaded(chunks: list[Chunk], edges: tuple[int, ...]) -> list[Chunk]:
+        found = []
+        for columns in pairwise(edges):
+            part = RowRecords(component, SEED, columns=columns)
+            assert sum(map(part.load_chunk, chunks)) == ROWS * part.dim
+            found += [chunk.copied() for chunk in part.chunks(1 << 30)]
+            if ssd := ssd_of(part.store):
+                ssd.close()
+        return found
+
+    with kept(kind, tmp_path):
+        want = chunk_of(component)
+        for one, other in itertools.product(CUTS, CUTS) if kind == "memory" else [CUTS[1:]]:
+            (found,) = loaded(loaded(loaded([want], one), other), CUTS[0])
+            for field, values in want.fields.items():
+                assert torch.equal(found.fields[field], values), (field, one, other)
+
+
+@pytest.mark.parametrize("name", MX)
+def test_parts_become_rows_in_blocks(name: str) -> None:
+    """If they are cut between these, with the bits of the whole."""
+    old = replace(OLD, dim=100)
+    new, chunk, to_N = replace(old, format=FORMATS[name]), chunk_of(old), torch.arange(ROWS).flip(0)
+    whole, again, parts = RowRecords(new, SEED), RowRecords(new, SEED), RowRecords(new, SEED, columns=(32, 96))
+    whole.load_rows(chunk, to_N, old)
+    for left, right in pairwise(CUTS[2]):
+        again.load_rows(cut(chunk, left, right), to_N, old)
+        parts.load_rows(cut(chunk, left, right), to_N, old)
+    assert all(torch.equal(again.fields[field], values) for field, values in whole.fields.items())
+    assert torch.equal(parts.weight, whole.weight[:, 32:96])
+    told = "table 't': weight has blocks of 32 columns, not whole in 0:48, and the chunk or the table is cut by columns"
+    with pytest.raises(UserError, match=f"^{told}; choose a row format that can be cut, such as fp16$"):
+        again.load_rows(cut(chunk, 0, 48), to_N, old)
+    with pytest.raises(UserError, match=f"^{told}; choose a row format that can be cut, such as fp16$"):
+        RowRecords(new, SEED, columns=(0, 48)).load_rows(chunk, to_N, old)
+
+
+@pytest.mark.parametrize("name", MX)
+def test_frames_become_rows_in_blocks(name: str) -> None:
+    """Of a cache over the whole into parts, and of caches over parts into the whole: the same bits."""
+    component = replace(OLD, dim=100, format=FORMATS[name])
+    rows_U, exact = torch.tensor([3, 7, 20, 49]), RowRecords(component.in_frames, SEED + 2).fields
+    numbers = {"row": rows_U, "changed": torch.tensor([0, 5, 9, 2]), "batch": torch.tensor(9)}
+
+    def frames(columns: tuple[int, int]) -> Chunk:
+        of = component.in_frames.fields
+        fields = {field: of[field].part(exact[field][rows_U], slice(*columns), 100) for field in of}
+        return Chunk(table="t", rows=(0, ROWS), columns=columns, fields=fields | numbers, is_cache=True)
+
+    whole, again, before = (RowRecords(component, SEED) for _ in range(3))
+    whole.load_chunk(frames((0, 100)))
+    for columns in pairwise(CUTS[2]):
+        part = RowRecords(component, SEED, columns=columns)
+        part.load_chunk(frames((0, 100)))
+        for field, of in component.fields.items():
+            assert torch.equal(part.fields[field], of.part(whole.fields[field], slice(*columns), 100)), field
+        again.load_chunk(frames(columns))
+    assert all(torch.equal(again.fields[field], values) for field, values in whole.fields.items())
+    is_new_R = (whole.fields["weight"] != before.fields["weight"]).any(1)
+    assert is_new_R.nonzero()[:, 0].tolist() == [7, 20, 49]
 
 
 def test_a_chunk_of_a_component_with_more_rows() -> None:

@@ -33,9 +33,9 @@ class MemoryStore(nn.Module):
         super().__init__()
         device = device or chosen_device()
         self.component = component
-        self.names = tuple(component.fields_of(dim))
-        self._across = {name: field.across for name, field in component.fields_of(dim).items()}
-        for name, field in component.fields_of(dim).items():
+        self.dim, self._fields = dim, component.fields_of(dim)
+        self.names = tuple(self._fields)
+        for name, field in self._fields.items():
             try:
                 made = empty_rows(*field.shape(rows), dtype=field.dtype, device=device)
             except torch.OutOfMemoryError:
@@ -90,7 +90,4 @@ class MemoryStore(nn.Module):
             for buffer, (name, given) in zip(mine, fields.items(), strict=True):
                 values = given.to(buffer.device)
                 at = at if isinstance(at, slice) else at.to(buffer.device)
-                if self._across[name] == "cut":
-                    buffer[at, columns] = values
-                else:
-                    buffer[at] = values
+                self._fields[name].put(buffer, at, values, columns, self.dim)

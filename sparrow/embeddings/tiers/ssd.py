@@ -269,10 +269,7 @@ class SsdStore(nn.Module):
             new = self.read(rows_U)
             asks_U = torch.zeros(len(rows_U), dtype=torch.bool)
             for name, value in given.items():
-                if self._fields[name].across == "cut":
-                    new[name][:, columns] = value
-                else:
-                    new[name][:] = value
+                self._fields[name].put(new[name], slice(None), value, columns, self.dim)
         self.arrive()
         frames_U = self._frames_of(rows_U)
         is_in_U = frames_U >= 0

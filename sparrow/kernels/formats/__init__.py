@@ -7,6 +7,7 @@ they know, tables of this format run on the reference. They round with `numerics
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -28,16 +29,19 @@ class Field:
         width: how many entries a row has; None for a single number.
         dtype: the type of the entries.
         first: their value in a row that was never updated.
-        across: what the parts have of it when a layout cuts the table by columns. "cut": there is an entry per column,
-            and each part has those of its columns. "whole": the entries are of a whole row, so the table cannot be cut
-            by columns. "mean" and "max": each part has a number of its own. The number of the row is their mean,
-            weighted by columns, or the largest.
+        across: what the parts have of it when a layout cuts the table by columns. "cut": each part has the entries of
+            its columns. "whole": the entries are of a whole row, so the table cannot be cut by columns. "mean" and
+            "max": each part has a number of its own. The number of the row is their mean, weighted by columns, or the
+            largest.
+        runs: what lies one after the other in a row that can be cut: so many columns have so many entries of a run,
+            rounded up at the end of the row. A cut lies where every run has whole entries.
     """
 
     width: int | None = None
     dtype: torch.dtype = torch.float32
     first: float = 0.0
     across: Literal["cut", "whole", "mean", "max"] = "mean"
+    runs: tuple[tuple[int, int], ...] = ((1, 1),)
 
     @property
     def bytes_row(self) -> int:
@@ -51,6 +55,52 @@ class Field:
     def shape(self, rows: int) -> tuple[int, ...]:
         """Its shape in so many rows."""
         return (rows,) if self.width is None else (rows, self.width)
+
+    def uncut(self, columns: tuple[int, int], dim: int) -> str:
+        """Returns why no part of a row of D = dim columns can have these columns, for an error; "" if one can.
+
+        columns: the first one and the one after the last.
+        """
+        block = dim if self.across == "whole" else math.lcm(*(count for count, _ in self.runs))
+        if not any(at % block for at in columns if at < dim):
+            return ""
+        if self.across == "whole":
+            return "is of a whole row"
+        return f"has blocks of {block} columns, not whole in {columns[0]}:{columns[1]}"
+
+    def part(self, entries: Tensor, columns: slice, dim: int) -> Tensor:
+        """Returns what a part of rows with these columns has of it.
+
+        Args:
+            entries: of U rows, [U, ...]; all of them, or those of the part before.
+            columns: within these rows; where they can be cut, see `uncut`.
+            dim: D, how many columns these rows have.
+        """
+        if self.across != "cut":
+            return entries
+        parts = [entries[:, at] for at in self._entries(columns, dim)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def put(self, into: Tensor, at: slice | Tensor, entries: Tensor, columns: slice, dim: int) -> None:
+        """Write what a part has into rows of D = dim columns, at these rows and columns; see `part`.
+
+        entries: those of the part, [U, ...], or [1, ...] where all rows get the same.
+        """
+        if self.across != "cut":
+            into[at] = entries
+            return
+        places = self._entries(columns, dim)
+        for place, part in zip(places, entries.split([p.stop - p.start for p in places], 1), strict=True):
+            into[at, place] = part
+
+    def _entries(self, columns: slice, dim: int) -> list[slice]:
+        """Returns which entries of a row of D = dim columns are of some columns, those of each run."""
+        first, last, _ = columns.indices(dim)
+        found, begin = [], 0
+        for count, entries in self.runs:
+            found.append(slice(begin + first * entries // count, begin + -(-last * entries // count)))
+            begin += -(-dim * entries // count)
+        return found
 
 
 class RowFormat(Protocol):

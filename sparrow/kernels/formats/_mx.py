@@ -18,7 +18,7 @@ from sparrow.kernels.formats import Field, Rounding
 class Mx:
     """A row is codes, packed with the low bits first, then a byte for each block of 32 columns; the last may be short.
 
-    A value is element * 2**(byte - 127). A block that is not finite is NaN. The table cannot be cut by columns.
+    A value is element * 2**(byte - 127). A block that is not finite is NaN. Columns can be cut between blocks.
 
     rounding: "stochastic", whose mean is the number itself, or "nearest".
     scale: "ceil" is the least power of two under which nothing is cut off. "floor", which OCP describes, cuts up to a
@@ -46,7 +46,10 @@ class Mx:
 
     def fields(self, dim: int) -> dict[str, Field]:
         """The only field is weight, bytes."""
-        return {"weight": Field(width=self.format.bytes_row(dim), dtype=torch.uint8, across="whole")}
+        format = self.format
+        assert isinstance(format.block, int)
+        width, runs = format.bytes_row(dim), ((8, format.element.bits), (format.block, 1))
+        return {"weight": Field(width=width, dtype=torch.uint8, across="cut", runs=runs)}
 
     def encode(self, values_UD: Tensor, noise_UD: Tensor | None) -> dict[str, Tensor]:
         """See `RowFormat.encode`."""

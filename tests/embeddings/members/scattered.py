@@ -67,9 +67,7 @@ class Scattered(nn.Module):
     def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
         places_U, second_U = self._places(at)
         for name, values in fields.items():
+            of = self.component.fields_of(self.dim)[name]
             for level, here_U in enumerate((~second_U, second_U)):
                 into = self.fields[level][name]
-                if self.component.fields[name].across == "cut":
-                    into[places_U[here_U], columns] = values[here_U]
-                else:
-                    into[places_U[here_U]] = values[here_U]
+                of.put(into, places_U[here_U], values[here_U], columns, self.dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -119,11 +120,34 @@ def test_stochastic_rounding_under_floor_is_refused() -> None:
 
 
 @each_member
-def test_a_row_is_not_cut_by_columns(name: str) -> None:
-    component = Component(name="t", rows=9, dim=64, format=MEMBERS[name].Config())
-    component.check_columns(1)
-    with pytest.raises(UserError, match="plan: table 't' is cut by columns, and 'weight' is of a whole row"):
-        component.check_columns(2)
+def test_columns_are_cut_between_blocks(name: str) -> None:
+    component = Component(name="t", rows=9, dim=65, format=MEMBERS[name].Config())
+    for columns in ((0, 65), (0, 32), (32, 64), (32, 65), (64, 65)):
+        component.check_columns(columns)
+    for first, last in ((0, 33), (16, 64), (33, 65), (0, 8)):
+        with pytest.raises(UserError) as refused:
+            component.check_columns((first, last))
+        why = f"'weight' has blocks of 32 columns, not whole in {first}:{last}; cut it by rows, or leave it whole"
+        assert str(refused.value) == f"plan: table 't' is cut by columns, and {why}"
+
+
+@each_member
+@pytest.mark.parametrize("how", HOW)
+def test_a_part_has_the_bytes_that_its_columns_have_alone(name: str, how: str) -> None:
+    """They are taken out of rows, and put into others."""
+    format: RowFormat = MEMBERS[name].Config(**HOW[how])
+    for edges in ((0, 32, 64), (0, 32, 65), (0, 64, 96, 130)):
+        dim, rows_U = edges[-1], torch.arange(30)
+        x_UD, noise_UD = drawn(30, dim), noise(KEY, 0, rows_U, (0, dim), 1)
+        whole = format.encode(x_UD, noise_UD if how == "stochastic" else None)["weight"]
+        field, again = format.fields(dim)["weight"], torch.zeros_like(whole)
+        for first, last in pairwise(edges):
+            own_UD = noise(KEY, 0, rows_U, (first, last), 1) if how == "stochastic" else None
+            part = format.encode(x_UD[:, first:last], own_UD)["weight"]
+            assert part.shape[1] == format.fields(last - first)["weight"].width
+            assert torch.equal(field.part(whole, slice(first, last), dim), part)
+            field.put(again, rows_U.flip(0), part.flip(0), slice(first, last), dim)
+        assert torch.equal(again, whole)
 
 
 # -- compiled kernels --------------------------------------------------------------------------------------------------
