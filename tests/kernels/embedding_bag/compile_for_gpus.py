@@ -16,7 +16,7 @@ from triton.runtime import driver
 from sparrow.kernels.embedding_bag import Tables, triton
 from sparrow.kernels.embedding_bag.gpu import entries, launch
 from tests.kernels.embedding_bag.cases import RULES, SHAPES, Call, Shape, build
-from tests.kernels.embedding_bag.test_formats import ON_GPU
+from tests.kernels.embedding_bag.test_formats import FORMATS
 
 
 class Driver:
@@ -68,7 +68,7 @@ def main() -> None:
         run(build(Shape(keys=([2] * bags,)), [128], RULES["sgd, plain"]))
         assert len(made) == KERNELS, "a batch of another length must not be compiled for"
     run(build(SHAPES["everything"], [128] * 3, RULES["sgd, plain"], dtype=torch.int32))
-    for i, format in enumerate(ON_GPU.values()):
+    for i, format in enumerate(FORMATS.values()):
         rule = [name for name in RULES if name.endswith("all")][i % 5]
         state = (torch.bfloat16, torch.float32)[i % 2]
         run(build(SHAPES["weighted mean"], [(5, 64)[i % 2]], RULES[rule], format=format, levels=2, state=state))

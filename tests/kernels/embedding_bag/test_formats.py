@@ -12,12 +12,10 @@ from torch import Tensor
 from sparrow.core.config import Family
 from sparrow.kernels import embedding_bag
 from sparrow.kernels.embedding_bag import Rows, Tables, bags_of
-from sparrow.kernels.embedding_bag.gpu import CODECS
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 from tests.kernels.embedding_bag.cases import (
     DIMS,
-    FP32,
     IMPLS,
     RULES,
     SHAPES,
@@ -44,7 +42,6 @@ def every_format() -> dict[str, RowFormat]:
 
 
 FORMATS = every_format()
-ON_GPU = {name: format for name, format in FORMATS.items() if format.cpp() in CODECS}
 STEPS = {"fp16": 2**-9, "bf16": 2**-6, "split_bf16": 2**-6, "int8": 0.05, "int4": 0.8}  # of rows of normal numbers
 STEPS |= {"mxint8": 0.07, "mxfp8": 0.5, "mxfp6": 0.5, "mxfp4": 2.0}
 FAST = [  # test_triton.py has the quick tests of the latter
@@ -53,14 +50,6 @@ FAST = [  # test_triton.py has the quick tests of the latter
 ]
 each_fast = pytest.mark.parametrize("impl", FAST)
 each_format = pytest.mark.parametrize("format", FORMATS.values(), ids=list(FORMATS))
-
-
-@pytest.fixture(autouse=True)
-def _without_codec(request: pytest.FixtureRequest) -> None:
-    """Some formats have no Triton codec: test_triton.py says what happens then."""
-    given = getattr(request.node, "callspec", None)
-    if given and given.params.get("impl") == "triton" and given.params.get("format", FP32) not in ON_GPU.values():
-        pytest.skip("there is no Triton codec")
 
 
 @each_fast
@@ -212,18 +201,20 @@ def test_bits_depend_on_update_table_row_and_column_alone(format: RowFormat) -> 
     assert torch.equal(part.payload["weight"], found[0][10:25])
 
 
-def test_columns_have_numbers_of_their_own() -> None:
+@pytest.mark.parametrize("impl", IMPLS)
+def test_columns_have_numbers_of_their_own(impl: Any) -> None:
     """A part that is cut by columns takes those of its columns."""
-    for name in ("fp16", "bf16"):
+    for name in ("fp16", "bf16", "mxfp8", "mxfp6", "mxfp4"):
         format = FORMATS[name]
-        call = build(Shape(keys=([1] * 40,), rows=(40,)), [24], sgd.Config(lr=0.1), format=format)
+        call = build(Shape(keys=([1] * 40,), rows=(40,)), [72], sgd.Config(lr=0.1), format=format)
         whole, level = call.tables[0], call.copied().tables[0].levels[0]
-        grad_UD = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
-        part = replace(level, payload={"weight": level.payload["weight"][:, 8:].contiguous()})
-        table = replace(whole, levels=(part,), dim=16, place=(whole.place[0], whole.place[1] + 8))
-        embedding_bag.update_rows(Tables([table]), [(torch.arange(40), grad_UD[:, 8:])], call.lr_T, 5)
-        embedding_bag.update_rows(call.tables, [(torch.arange(40), grad_UD)], call.lr_T, 5)
-        assert torch.equal(part.payload["weight"], whole.levels[0].payload["weight"][:, 8:])
+        grad_UD, field = torch.randn(40, 72, generator=torch.Generator().manual_seed(1)), format.fields(72)["weight"]
+        cut = slice(32, 72)
+        part = replace(level, payload={"weight": field.part(level.payload["weight"], cut, 72).contiguous()})
+        table = replace(whole, levels=(part,), dim=40, place=(whole.place[0], whole.place[1] + 32))
+        embedding_bag.update_rows(Tables([table]), [(torch.arange(40), grad_UD[:, cut])], call.lr_T, 5, impl=impl)
+        embedding_bag.update_rows(call.tables, [(torch.arange(40), grad_UD)], call.lr_T, 5, impl=impl)
+        assert torch.equal(part.payload["weight"], field.part(whole.levels[0].payload["weight"], cut, 72))
 
 
 @built

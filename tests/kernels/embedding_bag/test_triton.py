@@ -16,7 +16,7 @@ from torch import Tensor
 from sparrow.core import UserError
 from sparrow.kernels import embedding_bag
 from sparrow.kernels.embedding_bag import Rows, Tables, bags_of, reference
-from sparrow.kernels.formats import fp32, int8, mxfp8
+from sparrow.kernels.formats import fp32, int8
 from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 from tests.kernels.embedding_bag.cases import (
     DIMS,
@@ -34,10 +34,14 @@ from tests.kernels.embedding_bag.cases import (
     looked_up,
     updated,
 )
-from tests.kernels.embedding_bag.test_formats import ON_GPU
+from tests.kernels.embedding_bag.test_formats import FORMATS
 
 on_triton = pytest.mark.parametrize("device", TRITON)
 LONG = ("long bag", "many features of a table")  # for the interpreter
+QUICK = [  # tests/kernels/formats/test_mx.py has MX rows that are rounded to nearest
+    pytest.param(of, id=name, marks=pytest.mark.slow if name.startswith("mx") and "nearest" in name else ())
+    for name, of in FORMATS.items()
+]
 NORMS = ("clip_norm", "max_norm", "all")
 
 
@@ -81,7 +85,7 @@ def test_every_pair_of_rule_dim_and_shape(rule: str, device: str) -> None:
 
 
 @on_triton
-@pytest.mark.parametrize("format", ON_GPU.values(), ids=list(ON_GPU))
+@pytest.mark.parametrize("format", QUICK)
 def test_every_format(format: Any, device: str) -> None:
     """SGD has the reference's bits; the rows of the second level, and of odd dims, among them."""
     shape = Shape(keys=([3, 0, 2, 4], [2] * 5), lookups=(look(), look("mean", table=1, key=1, output=1)), rows=(9, 7))
@@ -281,28 +285,29 @@ def test_kernels_compile_for_gpus(capability: str) -> None:
 
 
 @interpreted
-def test_rules_and_formats_without_triton() -> None:
+def test_rules_without_triton() -> None:
     class UnknownRule(sgd.Config):
         def cpp(self) -> tuple[str, dict[str, float]]:
             return "unknown", {}
 
-    class UnknownFormat(fp32.Config):
-        def cpp(self) -> str:
-            return "unknown"
-
     call = build(SHAPES["sum"], [3], UnknownRule())
     with pytest.raises(UserError, match="rule unknown has no Triton row function; use impl='reference'"):
         updated(call, "triton")
-    call = build(SHAPES["sum"], [3], sgd.Config(), format=UnknownFormat())
-    with pytest.raises(UserError, match="row format unknown has no Triton codec; use impl='reference'"):
-        looked_up(call, "triton")
+
+
+class Unknown(fp32.Config):
+    """A format that has a codec elsewhere."""
+
+    def cpp(self) -> str:
+        """Its name there."""
+        return "unknown"
 
 
 @interpreted
 def test_a_format_without_triton_runs_on_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless somebody asks for Triton."""
-    call = build(SHAPES["everything"], [40, 3, 64], rowwise_adagrad.Config(lr=0.1), format=mxfp8.Config())
-    with pytest.raises(UserError, match="row format mxfp8 has no Triton codec; use impl=.reference."):
+    call = build(SHAPES["everything"], [40, 3, 64], rowwise_adagrad.Config(lr=0.1), format=Unknown())
+    with pytest.raises(UserError, match="row format unknown has no Triton codec; use impl=.reference."):
         looked_up(call, "triton")
     expected = looked_up(call, "reference"), updated(call, "reference")
     monkeypatch.setattr(embedding_bag, "resolve", lambda *_, **__: "triton")

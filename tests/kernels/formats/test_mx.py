@@ -20,7 +20,7 @@ from sparrow.kernels.formats import RowFormat, fp32, mxfp4, mxfp6, mxfp8, mxint8
 from sparrow.kernels.rules import sgd
 from sparrow.numerics import FORMATS, encode
 from sparrow.numerics.rounding import noise
-from tests.kernels.embedding_bag.cases import built
+from tests.kernels.embedding_bag.cases import TRITON, built
 from tests.kernels.formats.draws import KEY, stored
 
 MEMBERS: dict[str, Any] = {"mxint8": mxint8, "mxfp8": mxfp8, "mxfp6": mxfp6, "mxfp4": mxfp4}
@@ -153,20 +153,44 @@ def test_a_part_has_the_bytes_that_its_columns_have_alone(name: str, how: str) -
 # -- compiled kernels --------------------------------------------------------------------------------------------------
 
 
-def left(format: RowFormat, values_RD: Tensor, impl: Impl) -> Tensor:
+def left(format: RowFormat, values_RD: Tensor, impl: Impl, device: str = "cpu") -> Tensor:
     """The bytes of rows that leave frames of fp32 with these values, rounded with numbers of their own."""
     rows, dim = values_RD.shape
-    numbers_R = torch.arange(rows, dtype=torch.int32) + 1
-    touched_R = torch.ones(rows, dtype=torch.uint8)
-    frames = Rows(
-        format=fp32.Config(), payload={"weight": values_RD.clone()}, touched_R=touched_R.clone(), changed_R=numbers_R
-    )
-    beneath = Rows(
-        format=format, payload=format.encode(torch.zeros(2 * rows, dim), None), touched_R=touched_R.repeat(2)
-    )
-    table = Table(levels=(frames, beneath), rule=sgd.Config(), rows=2 * rows, dim=dim, key=KEY, place=(100, 5))
-    replace_rows(Tables([table]), torch.arange(rows), torch.arange(rows) + rows, torch.arange(rows), impl=impl)
-    return beneath.payload["weight"][:rows]
+    with torch.device(device):
+        numbers_R = torch.arange(rows, dtype=torch.int32) + 1
+        touched_R = torch.ones(rows, dtype=torch.uint8)
+        frames = Rows(
+            format=fp32.Config(),
+            payload={"weight": values_RD.to(device, copy=True)},
+            touched_R=touched_R.clone(),
+            changed_R=numbers_R,
+        )
+        beneath = Rows(
+            format=format, payload=format.encode(torch.zeros(2 * rows, dim), None), touched_R=touched_R.repeat(2)
+        )
+        table = Table(levels=(frames, beneath), rule=sgd.Config(), rows=2 * rows, dim=dim, key=KEY, place=(100, 5))
+        replace_rows(Tables([table]), torch.arange(rows), torch.arange(rows) + rows, torch.arange(rows), impl=impl)
+    return beneath.payload["weight"][:rows].cpu()
+
+
+def looked_up(format: RowFormat, bytes_RB: Tensor, dim: int, impl: Impl, device: str = "cpu") -> Tensor:
+    """The numbers of rows with these bytes."""
+    rows = len(bytes_RB)
+    with torch.device(device):
+        payload = {"weight": bytes_RB.to(device)}
+        level = Rows(format=format, payload=payload, touched_R=torch.zeros(rows, dtype=torch.uint8))
+        tables = Tables([Table(levels=(level,), rule=sgd.Config(), rows=rows, dim=dim)])
+        return lookup(tables, bags_of(torch.arange(rows), torch.arange(rows + 1), "none"), impl=impl)[0].cpu()
+
+
+def check(format: RowFormat, dim: int, impl: Impl, device: str = "cpu") -> None:
+    """Rows of values of all kinds have the reference's bytes and numbers. NaN is one of many; GPUs add rows to 0.0."""
+    bytes_RB = left(format, drawn(30, dim), impl, device)
+    assert torch.equal(bytes_RB, left(format, drawn(30, dim), "reference")), dim
+    found, expected = looked_up(format, bytes_RB, dim, impl, device), looked_up(format, bytes_RB, dim, "reference")
+    zero = 0.0 if impl == "triton" else -0.0  # x + -0.0 is x
+    assert torch.equal(*(torch.where(v.isnan(), 7.0, v + zero).view(torch.int32) for v in (found, expected))), dim
+    assert found[6:8].isnan().any() and found[[*range(6), *range(8, 30)]].isfinite().all()
 
 
 @built
@@ -174,24 +198,28 @@ def left(format: RowFormat, values_RD: Tensor, impl: Impl) -> Tensor:
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("processor", ["best", "avx2", "portable"])
 def test_compiled_kernels_write_and_read_the_same(name: str, how: str, processor: str) -> None:
-    """Dims below a vector, of short last blocks, and whose last vector lies in two blocks; values of all kinds."""
+    """Dims below a vector, of short last blocks, and whose last vector lies in two blocks."""
     from sparrow.kernels.embedding_bag import cpp
 
-    format = MEMBERS[name].Config(**HOW[how])
     try:
         cpp.processor(processor)
     except ValueError:
         pytest.skip(f"no {processor} here")
     try:
         for dim in (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 35, 40, 47, 63, 64, 65, 100, 130, 257):
-            values_RD = drawn(30, dim)
-            found, expected = (left(format, values_RD, impl) for impl in ("cpp", "reference"))
-            assert torch.equal(found, expected), dim
-            level = Rows(format=format, payload={"weight": found}, touched_R=torch.zeros(30, dtype=torch.uint8))
-            tables = Tables([Table(levels=(level,), rule=sgd.Config(), rows=30, dim=dim)])
-            bags = bags_of(torch.arange(30), torch.arange(31), "none")
-            values = [lookup(tables, bags, impl=impl)[0] for impl in ("cpp", "reference")]  # type: ignore[arg-type]
-            assert torch.equal(*(torch.where(v.isnan(), 7.0, v).view(torch.int32) for v in values)), dim
-            assert values[0][6:8].isnan().any() and values[0][[*range(6), *range(8, 30)]].isfinite().all()
+            check(MEMBERS[name].Config(**HOW[how]), dim, "cpp")
     finally:
         cpp.processor("best")
+
+
+GPU_DIMS = {"stochastic": (65,), "nearest": (2,), "floor": (33,)}
+
+
+@pytest.mark.parametrize("dims", ["few", pytest.param("many", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", TRITON)
+@each_member
+@pytest.mark.parametrize("how", HOW)
+def test_kernels_for_gpus_write_and_read_the_same(name: str, how: str, device: str, dims: str) -> None:
+    """Dims below a block of codes, of a short last byte, of short last blocks, and of several."""
+    for dim in GPU_DIMS[how] if dims == "few" else (1, 2, 3, 7, 16, 33, 64, 130):
+        check(MEMBERS[name].Config(**HOW[how]), dim, "triton", device)

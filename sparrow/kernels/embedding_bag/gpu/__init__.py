@@ -8,4 +8,6 @@ Every product and sum is rounded on its own (no fused multiply-add), and divisio
 rows get the bits of the reference.
 """
 
-CODECS = ("fp32", "fp16", "bf16", "split_bf16", "int8", "int4")  # row formats that they know
+MX = ("mxint8", "mxfp8", "mxfp6", "mxfp4")
+CODECS = ("fp32", "fp16", "bf16", "split_bf16", "int8", "int4", *MX, *(f"{name}_floor" for name in MX))
+"""The row formats that they know."""

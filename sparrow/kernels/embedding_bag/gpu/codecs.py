@@ -244,6 +244,92 @@ def _store_codes(address, rows, here, x, u, FORMAT: tl.constexpr, STOCHASTIC: tl
         _store_bits(at + PAIRS + 2, bias.to(tl.uint16, bitcast=True), here[:, None], 2, tl.uint16, HALVES)
 
 
+# -- OCP's MX formats: codes, and a byte of scale for each block of 32 columns ---------------------------------------
+
+
+@triton.jit
+def _power(byte):
+    """2^(byte - 127), fp32: subnormal for 0, NaN for 255."""
+    has_bit = (byte == 0) | (byte == 255)
+    return ((byte << 23) | (has_bit.to(tl.int32) << 22)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _numbers(codes, MX: tl.constexpr):
+    """What codes say, but for the scale."""
+    if MX.is_complement:
+        return ((codes << 24) >> 24).to(tl.float32) * (1 / (1 << (MX.bias + MX.mantissa - 1)))
+    size = codes & ((1 << (MX.bits - 1)) - 1)
+    exponent = size >> MX.mantissa
+    steps = (size & ((1 << MX.mantissa) - 1)) | ((exponent > 0).to(tl.int32) << MX.mantissa)
+    number = steps.to(tl.float32) * _power(tl.maximum(exponent, 1) + (127 - MX.bias - MX.mantissa))
+    return (number.to(tl.int32, bitcast=True) | ((codes >> (MX.bits - 1)) << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _load_mx(address, rows, here, MX: tl.constexpr, OF: tl.constexpr):
+    """Values of rows in an MX format."""
+    lanes = tl.arange(0, OF.BLOCK_D)[None, :]
+    mask = here[:, None] & (lanes < OF.D)
+    BYTES: tl.constexpr = (OF.D * MX.bits + 7) // 8
+    at = row_at(address, rows, BYTES + (OF.D + 31) // 32, tl.uint8, OF.ALIGN)
+    byte, skip = lanes * MX.bits // 8, lanes * MX.bits % 8
+    codes = tl.load(at + byte, mask=mask, other=0).to(tl.int32) >> skip
+    if MX.bits == 6:  # the bits above may be in the next byte
+        codes |= tl.load(at + byte + 1, mask=mask & (skip > 2), other=0).to(tl.int32) << (8 - skip)
+    scale = _power(tl.load(at + BYTES + lanes // 32, mask=mask, other=0).to(tl.int32))
+    return tl.where(mask, _numbers(codes & ((1 << MX.bits) - 1), MX) * scale, 0.0)
+
+
+@triton.jit
+def _encode_mx(x, u, STOCHASTIC: tl.constexpr, MX: tl.constexpr):
+    """Codes [ROWS, BLOCK_D] and the bytes of scales [ROWS, blocks], int32. x: 0 in columns that are not there."""
+    WIDTH: tl.constexpr = 32 if x.shape[1] > 32 else x.shape[1]
+    TOP: tl.constexpr = 127 + MX.bias - (MX.most >> MX.mantissa)  # under a larger exponent, numbers would be infinite
+    blocks = tl.reshape(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, [x.shape[0], x.shape[1] // WIDTH, WIDTH])
+    most = tl.max(blocks, 2)  # of bits: NaN is above infinity, and that above all numbers
+    exponent = tl.minimum(tl.maximum((most >> 23) - (254 - TOP), -127), TOP)
+    if MX.is_ceil:
+        is_cut = most.to(tl.float32, bitcast=True) > MX.largest * _power(exponent + 127)
+        exponent = tl.minimum(exponent + is_cut.to(tl.int32), TOP)
+    scales = tl.where(most < 0x7F800000, exponent + 127, 255)
+    spread = tl.reshape(tl.broadcast_to(scales[:, :, None], blocks.shape), x.shape)
+    y = tl.where(spread == 255, 0.0, x * _power(254 - spread))
+    bits = y.to(tl.int32, bitcast=True)
+    LEAST: tl.constexpr = 128 - MX.bias  # the exponent of numbers that have all bits of mantissa
+    place = tl.maximum((bits >> 23) & 255, LEAST)
+    steps = tl.abs(y) * _power(254 + MX.mantissa - place)
+    whole = _whole(steps, u) if STOCHASTIC else _nearest(steps)
+    codes = tl.minimum(((place - LEAST) << MX.mantissa) + whole.to(tl.int32), MX.most)
+    if MX.is_complement:
+        codes = tl.where(bits < 0, -codes, codes) & 255
+    else:
+        codes |= (bits < 0).to(tl.int32) << (MX.bits - 1)
+    return codes, scales
+
+
+@triton.jit
+def _store_mx(address, rows, here, x, u, MX: tl.constexpr, STOCHASTIC: tl.constexpr, OF: tl.constexpr):
+    lanes = tl.arange(0, OF.BLOCK_D)[None, :]
+    codes, scales = _encode_mx(tl.where(lanes < OF.D, x, 0.0), u, STOCHASTIC, MX)
+    BYTES: tl.constexpr = (OF.D * MX.bits + 7) // 8
+    BLOCKS: tl.constexpr = (OF.D + 31) // 32
+    at = row_at(address, rows, BYTES + BLOCKS, tl.uint8, OF.ALIGN)
+    if MX.bits == 8:
+        tl.store(at + lanes, codes.to(tl.uint8), mask=here[:, None] & (lanes < OF.D))
+    else:  # four codes are whole bytes together
+        FOUR: tl.constexpr = 4 if OF.BLOCK_D > 4 else OF.BLOCK_D
+        SPAN: tl.constexpr = (FOUR * MX.bits + 7) // 8
+        each = tl.reshape(codes, [codes.shape[0], OF.BLOCK_D // FOUR, FOUR]) << (tl.arange(0, FOUR) * MX.bits)
+        words = tl.sum(each, 2)
+        place = tl.arange(0, OF.BLOCK_D // FOUR)[None, :] * SPAN
+        for i in tl.static_range(SPAN):
+            byte = ((words >> (8 * i)) & 255).to(tl.uint8)
+            tl.store(at + place + i, byte, mask=here[:, None] & (place + i < BYTES))
+    block = tl.arange(0, scales.shape[1])[None, :]
+    tl.store(at + BYTES + block, scales.to(tl.uint8), mask=here[:, None] & (block < BLOCKS))
+
+
 # -- every format ----------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +354,8 @@ def load_row(at, rows, here, FORMAT: tl.constexpr, EXACT: tl.constexpr, OF: tl.c
         above = tl.load(row_at(at[0], rows, OF.D * 2, tl.uint16, OF.ALIGN) + lanes, mask=mask, other=0).to(tl.uint32)
         below = tl.load(row_at(at[1], rows, OF.D * 2, tl.uint16, OF.ALIGN) + lanes, mask=mask, other=0).to(tl.uint32)
         values = ((above << 16) | below).to(tl.float32, bitcast=True)
+    elif FORMAT == "mx":
+        values = _load_mx(at[0], rows, here, OF.mx, OF)
     else:
         values = _load_codes(at[0], rows, here, FORMAT, OF)
     return values
@@ -288,6 +376,8 @@ def store_row(at, rows, here, x, u, FORMAT: tl.constexpr, STOCHASTIC: tl.constex
         bits = x.to(tl.uint32, bitcast=True)
         tl.store(row_at(at[0], rows, OF.D * 2, tl.uint16, OF.ALIGN) + lanes, (bits >> 16).to(tl.uint16), mask=mask)
         tl.store(row_at(at[1], rows, OF.D * 2, tl.uint16, OF.ALIGN) + lanes, (bits & 0xFFFF).to(tl.uint16), mask=mask)
+    elif FORMAT == "mx":
+        _store_mx(at[0], rows, here, x, u, OF.mx, STOCHASTIC, OF)
     else:
         _store_codes(at[0], rows, here, x, u, FORMAT, STOCHASTIC, OF)
 

@@ -16,6 +16,7 @@ from sparrow.kernels.embedding_bag.arguments import Rows, Table, Tables
 from sparrow.kernels.embedding_bag.gpu import CODECS
 from sparrow.kernels.embedding_bag.gpu.launch import block_of, numbers, rows_of
 from sparrow.kernels.rules import RowRule
+from sparrow.numerics import FORMATS
 
 # numbers of a table: its own, then those of each level
 KEY, FIRST_ROW, FIRST_COLUMN, TABLE, OWN = (tl.constexpr(i) for i in range(5))
@@ -25,10 +26,23 @@ FIELDS = 3  # of a rule's state, at most
 Purpose = Literal["values", "rows", "dims"]
 
 
+class Mx(NamedTuple):
+    """An MX format, see `numerics.Element`. most: the code of its largest number. is_ceil: whether none is cut off."""
+
+    bits: int
+    mantissa: int
+    bias: int
+    most: int
+    largest: float
+    is_complement: bool
+    is_ceil: bool
+
+
 class Level(NamedTuple):
     """How a level's rows are stored.
 
-    states: of each field of the rule's state "fp32" or "bf16", and "row" or "number"; "" for none.
+    format: its name in `CODECS`, or "mx" for what `Kind.mx` says. states: of each field of the rule's state "fp32" or
+    "bf16", and "row" or "number"; "" for none.
     """
 
     format: str
@@ -57,7 +71,8 @@ class Kind(NamedTuple):
     """What a kernel is compiled for. Kernels call it OF.
 
     D: columns. BLOCK_D: the power of two that holds them. ROWS: of a tile. ALIGN: how many bytes divide the addresses
-    of payload and state. levels: of each table. rule: of each table, if the kernel needs it.
+    of payload and state. levels: of each table. rule: of each table, if the kernel needs it. mx: of levels in an MX
+    format.
     """
 
     D: int
@@ -66,6 +81,7 @@ class Kind(NamedTuple):
     ALIGN: int = 4
     levels: tuple[Level, ...] = ()
     rule: Rule | None = None
+    mx: Mx | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +151,24 @@ def _kind(table: Table, purpose: Purpose) -> Kind:
         return Kind(*size)
     levels = tuple(_level(level, purpose) for level in table.levels)
     align = math.gcd(16, *(tensor.data_ptr() for level in table.levels for tensor in _tensors(level, purpose)))
-    return Kind(*size, align, levels, _rule(table.rule) if purpose == "rows" else None)
+    mx = next((of for of in map(_mx, table.levels) if of), None)  # its levels have one format, but for fp32
+    return Kind(*size, align, levels, _rule(table.rule) if purpose == "rows" else None, mx)
+
+
+def _mx(level: Rows) -> Mx | None:
+    name = level.format.cpp() or ""
+    if not name.startswith("mx"):
+        return None
+    of, is_ceil = FORMATS[name.removesuffix("_floor")].element, not name.endswith("_floor")
+    numbers = of.bits, of.mantissa_bits, of.bias, of.largest_code, of.largest
+    return Mx(*numbers, of.twos_complement, is_ceil)
 
 
 def _level(level: Rows, purpose: Purpose) -> Level:
     name = level.format.cpp()
     if name is None or name not in CODECS:
         raise UserError(f"row format {name} has no Triton codec; use impl='reference'")
+    name = "mx" if _mx(level) else name
     if purpose == "values":
         return Level(name)
     types = ["bf16" if tensor.dtype == torch.bfloat16 else "fp32" for tensor in level.state.values()]
