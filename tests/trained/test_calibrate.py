@@ -83,6 +83,23 @@ def two(sampled: Made) -> Path:
     return sampled(("clicked", "bought"))
 
 
+Trained = Callable[..., tuple[Path, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def trained(prepared_sampled: Path, two: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Runs with their results, by calibrators and number of labels. Who changes one makes a copy of it."""
+    found: dict[tuple[str, int], tuple[Path, dict[str, Any]]] = {}
+
+    def of(kind: str, labels: int = 1) -> tuple[Path, dict[str, Any]]:
+        if (kind, labels) not in found:
+            place, log = tmp_path_factory.mktemp("trained"), two if labels == 2 else prepared_sampled
+            found[kind, labels] = place, train(run_of(log, place, **MODEL, calibrate=kind))
+        return found[kind, labels]
+
+    return of
+
+
 def scores_of(found: Restored, prepared: Path, split: str = "test") -> tuple[torch.Tensor, ...]:
     """Scores and labels [N, T] and weights [N] of a part."""
     (batch,) = data.open(prepared).loader(10_000, split=split)
@@ -96,9 +113,11 @@ def held(run_dir: Path) -> dict[str, bytes]:
     return {str(p.relative_to(run_dir)): p.read_bytes() for at in folders for p in at.rglob("*") if p.is_file()}
 
 
-def test_a_run_that_is_to_have_none_any_more_loses_them(prepared_sampled: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_to_have_none_any_more_loses_them(
+    trained: Trained, prepared_sampled: Path, tmp_path: Path
+) -> None:
     """But not those that a command has fitted since, of which the run's settings know nothing."""
-    train(run_of(prepared_sampled, tmp_path, **MODEL, calibrate="isotonic"))
+    shutil.copytree(trained("isotonic")[0], tmp_path, dirs_exist_ok=True)
     assert restore(tmp_path).calibrators
     results = train(run_of(prepared_sampled, tmp_path, **MODEL, calibrate="none"), resume=True)
     assert "calibrated" not in results and restore(tmp_path).calibrators == ()
@@ -108,10 +127,12 @@ def test_a_run_that_is_to_have_none_any_more_loses_them(prepared_sampled: Path, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_cut_and_a_command_fit_the_same_bits(prepared_sampled: Path, tmp_path: Path, kind: Any) -> None:
+def test_a_run_that_was_cut_and_a_command_fit_the_same_bits(
+    trained: Trained, prepared_sampled: Path, tmp_path: Path, kind: Any
+) -> None:
     settings = {**MODEL, "calibrate": kind}
-    whole, cut, plain = (tmp_path / name for name in ("whole", "cut", "plain"))
-    results = train(run_of(prepared_sampled, whole, **settings))
+    cut, plain = tmp_path / "cut", tmp_path / "plain"
+    whole, results = trained(kind)
     stopped = train(
         run_of(prepared_sampled, cut, **settings, **{"log.every": 3}),
         listener=lambda event, values: os.kill(os.getpid(), signal.SIGTERM) if event == "progress" else None,
@@ -120,7 +141,9 @@ def test_a_run_that_was_cut_and_a_command_fit_the_same_bits(prepared_sampled: Pa
     with pytest.raises(UserError, match=rf"has no calibrator, and its run asks for one \(calibrate = '{kind}'\)"):
         restore(cut)
     train(run_of(prepared_sampled, cut, **settings), resume=True)
-    assert "calibrated" not in train(run_of(prepared_sampled, plain, **MODEL))
+    before, results_before = trained("none")
+    assert "calibrated" not in results_before
+    shutil.copytree(before, plain)
     assert not (plain / calibrators.FOLDER).exists()
     weights = held(plain)
     shutil.copytree(plain, tmp_path / "later")
@@ -135,10 +158,10 @@ def test_a_run_that_was_cut_and_a_command_fit_the_same_bits(prepared_sampled: Pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_of_held_out_rows_become_right_and_keep_their_order(two: Path, tmp_path: Path, kind: Any) -> None:
-    results = train(run_of(two, tmp_path, **MODEL, calibrate=kind))
-    before, labels, _ = scores_of(restore(tmp_path, calibrated=False), two)
-    after = scores_of(restore(tmp_path), two)[0]
+def test_scores_of_held_out_rows_become_right_and_keep_their_order(trained: Trained, two: Path, kind: Any) -> None:
+    run_dir, results = trained(kind, 2)
+    before, labels, _ = scores_of(restore(run_dir, calibrated=False), two)
+    after = scores_of(restore(run_dir), two)[0]
     assert [*results["calibrated"]["test"]] == ["clicked", "bought"]
     for t, of in enumerate(results["calibrated"]["test"].values()):
         assert of["before"]["ne"] == pytest.approx(ne(before[:, t], labels[:, t]))
@@ -151,7 +174,7 @@ def test_scores_of_held_out_rows_become_right_and_keep_their_order(two: Path, tm
     assert clicked["before"]["calibration"] > 1.5 > 1.15 > clicked["after"]["calibration"] > 0.87
     assert clicked["after"]["ece"] < clicked["before"]["ece"] / 3
     assert clicked["after"]["ne"] < clicked["before"]["ne"]
-    first, second = restore(tmp_path).calibrators
+    first, second = restore(run_dir).calibrators
     assert first != second
 
 
@@ -178,9 +201,8 @@ def test_the_log_of_a_coin_gets_its_rate(sampled: Made, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_that_scores_passes_through_them(two: Path, tmp_path: Path, kind: Any) -> None:
-    run_dir, log = tmp_path / "run", two.parent / "test.parquet"
-    train(run_of(two, run_dir, **MODEL, calibrate=kind))
+def test_all_that_scores_passes_through_them(trained: Trained, two: Path, tmp_path: Path, kind: Any) -> None:
+    run_dir, log = trained(kind, 2)[0], two.parent / "test.parquet"
     found, raw = restore(run_dir), pq.read_table(log)
     expected = found.score_rows(raw)
     plain = restore(run_dir, calibrated=False).score_rows(raw)
@@ -206,9 +228,10 @@ def test_all_that_scores_passes_through_them(two: Path, tmp_path: Path, kind: An
     assert not any("note" in of for of in (notes[0]["test"], *notes[1].values()))
 
 
-def test_a_folder_in_few_bits_and_a_delta_inherit_them(prepared_sampled: Path, tmp_path: Path) -> None:
-    run_dir, log = tmp_path / "run", prepared_sampled.parent / "test.parquet"
-    train(run_of(prepared_sampled, run_dir, **MODEL, calibrate="isotonic"))
+def test_a_folder_in_few_bits_and_a_delta_inherit_them(
+    trained: Trained, prepared_sampled: Path, tmp_path: Path
+) -> None:
+    run_dir, log = trained("isotonic")[0], prepared_sampled.parent / "test.parquet"
     export(run_dir, tmp_path / "base", [log], calibrate="logistic")
     export(run_dir, tmp_path / "model", [log])
     mine = restore(run_dir).calibrators
@@ -221,7 +244,7 @@ def test_a_folder_in_few_bits_and_a_delta_inherit_them(prepared_sampled: Path, t
 
 def test_a_frame_in_python(tmp_path: Path) -> None:
     table = rows(4000, 3).drop_columns(["bought", "w"])
-    given: dict[str, Any] = {"label": "clicked", "settings": {"threads": 1, "calibrate": "isotonic"}}
+    given: dict[str, Any] = {"label": "clicked", "settings": {"threads": 1, "calibrate": "isotonic", "loop.epochs": 2}}
     fitted = sparrow.fit(table, run_dir=tmp_path / "run", **given)
     assert np.array_equal(fitted.predict(table), restore(tmp_path / "run").score_rows(table)[:, 0])
     assert not np.array_equal(
@@ -234,12 +257,11 @@ def test_metrics_of_rows_that_were_fitted_say_so(
     prepared_sampled: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     runs = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert (
-        main(["train", str(prepared_sampled), "--run_dir", runs[0], "--threads", "1", "--calibrate", "isotonic"]) == 0
-    )
+    begin = ["train", str(prepared_sampled), "--threads", "1", "--loop.epochs", "1"]
+    assert main([*begin, "--run_dir", runs[0], "--calibrate", "isotonic"]) == 0
     said = capfd.readouterr().out
     assert "isotonic calibrator of step" in said and "clicked, before" in said and "clicked, after" in said
-    assert main(["train", str(prepared_sampled), "--run_dir", runs[1], "--threads", "1"]) == 0
+    assert main([*begin, "--run_dir", runs[1]]) == 0
     for split, seen in (("valid", True), ("test", False)):
         capfd.readouterr()
         assert main(["evaluate", runs[0], "--split", split]) == 0
@@ -262,8 +284,8 @@ def test_metrics_of_rows_that_were_fitted_say_so(
     assert "fitted to these rows" not in capfd.readouterr().out
 
 
-def test_each_checkpoint_has_its_own(prepared_sampled: Path, tmp_path: Path) -> None:
-    train(run_of(prepared_sampled, tmp_path, **MODEL))
+def test_each_checkpoint_has_its_own(trained: Trained, prepared_sampled: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained("none")[0], tmp_path, dirs_exist_ok=True)
     early, best = checkpoint.steps(tmp_path / "checkpoints")[0], checkpoint.latest(tmp_path / "checkpoints", best=True)
     plain = scores_of(restore(tmp_path), prepared_sampled)[0]
     calibrate(tmp_path, "isotonic")
@@ -280,8 +302,8 @@ def test_each_checkpoint_has_its_own(prepared_sampled: Path, tmp_path: Path) -> 
     assert not (tmp_path / calibrators.FOLDER).exists()
 
 
-def test_a_file_that_was_changed_is_refused(prepared_sampled: Path, tmp_path: Path) -> None:
-    train(run_of(prepared_sampled, tmp_path, **MODEL, calibrate="logistic"))
+def test_a_file_that_was_changed_is_refused(trained: Trained, prepared_sampled: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained("logistic")[0], tmp_path, dirs_exist_ok=True)
     (path,) = (tmp_path / calibrators.FOLDER).iterdir()
     text = path.read_text()
     assert "slope" in text
@@ -331,7 +353,6 @@ def test_a_valid_part_that_cannot_be_fitted_to_is_refused_at_once(sampled: Made,
 
 
 def test_a_score_that_is_not_finite_is_refused(prepared_sampled: Path, tmp_path: Path) -> None:
-    train(run_of(prepared_sampled, tmp_path, **MODEL))
     with pytest.raises(
         UserError, match="row 2 of the valid part is nan; the model diverged: use an earlier --checkpoint"
     ):

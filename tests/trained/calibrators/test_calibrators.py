@@ -26,6 +26,14 @@ from tests.runs import small_run
 SOME = [kind for kind in get_args(KINDS) if kind != "none"]
 
 
+@pytest.fixture(scope="module")
+def run_dir(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run, which tests only read."""
+    place = tmp_path_factory.mktemp("calibrators") / "run"
+    train(small_run(prepared, place, loop=Loop(max_steps=3)))
+    return place
+
+
 def wrong(rows: int = 20_000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scores whose log-odds are twice what they should be, plus one; labels and weights."""
     generator = torch.Generator().manual_seed(0)
@@ -132,12 +140,13 @@ def test_scores_that_tell_nothing_become_the_rate(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(KINDS))
-def test_a_served_model_passes_its_scores_through(kind: Any, prepared: Path, log: Path, tmp_path: Path) -> None:
+def test_a_served_model_passes_its_scores_through(
+    kind: Any, run_dir: Path, prepared: Path, log: Path, tmp_path: Path
+) -> None:
     """The folder reproduces them, and what the run says passed through the same."""
-    train(small_run(prepared, tmp_path / "run", loop=Loop(max_steps=3)))
-    export(tmp_path / "run", tmp_path / "model", [log], calibrate=kind)
+    export(run_dir, tmp_path / "model", [log], calibrate=kind)
     scorer, table = load(tmp_path / "model"), pq.read_table(log).slice(5800)
-    expected = restore(tmp_path / "run").score_rows(table)[:, 0]
+    expected = restore(run_dir).score_rows(table)[:, 0]
     for of in scorer.calibrators:
         expected = of(torch.from_numpy(expected)).numpy()
     rows = table.select(list(scorer.encoder.sources)).to_pylist()
@@ -146,17 +155,16 @@ def test_a_served_model_passes_its_scores_through(kind: Any, prepared: Path, log
     dataset = data.open(prepared)
     valid = next(iter(dataset.loader(dataset.rows("valid"), split="valid")))
     assert valid.labels_BT is not None
-    rate, trained = float(valid.labels_BT.mean()), restore(tmp_path / "run").scores(valid)
+    rate, trained = float(valid.labels_BT.mean()), restore(run_dir).scores(valid)
     before, after = (abs(float(of.mean()) / rate - 1) for of in (trained, scorer.scores(valid)))
     assert after < min(before / 2, 0.03) or kind == "none"
 
 
-def test_a_delta_is_calibrated_as_its_base(prepared: Path, log: Path, tmp_path: Path) -> None:
+def test_a_delta_is_calibrated_as_its_base(run_dir: Path, prepared: Path, log: Path, tmp_path: Path) -> None:
     """Unless told otherwise, and to the rows of its own model."""
-    train(small_run(prepared, tmp_path / "run", loop=Loop(max_steps=3)))
     base = [tmp_path / "base"]
-    export(tmp_path / "run", base[0], [log], calibrate="logistic")
-    train(small_run(prepared, tmp_path / "next", loop=Loop(max_steps=3), init_from=str(tmp_path / "run")))
+    export(run_dir, base[0], [log], calibrate="logistic")
+    train(small_run(prepared, tmp_path / "next", loop=Loop(max_steps=3), init_from=str(run_dir)))
     export(tmp_path / "next", tmp_path / "delta", [log], base=base)
     export(tmp_path / "next", tmp_path / "plain", [log], base=base, calibrate="none")
     before, after = load(base[0]), load(base[0], [tmp_path / "delta"])
@@ -165,9 +173,8 @@ def test_a_delta_is_calibrated_as_its_base(prepared: Path, log: Path, tmp_path: 
     assert load(base[0], [tmp_path / "plain"]).calibrators == ()
 
 
-def test_a_file_that_is_not_of_the_folder_is_not_read(prepared: Path, log: Path, tmp_path: Path) -> None:
-    train(small_run(prepared, tmp_path / "run", loop=Loop(max_steps=3)))
-    export(tmp_path / "run", tmp_path / "model", [log])
+def test_a_file_that_is_not_of_the_folder_is_not_read(run_dir: Path, log: Path, tmp_path: Path) -> None:
+    export(run_dir, tmp_path / "model", [log])
     calibrators.save([logistic.Config(slope=1.0, intercept=1e-7)], tmp_path / "model")
     assert load(tmp_path / "model").calibrators == ()
 
