@@ -24,6 +24,7 @@ from sparrow.training import train
 from tests.data.grouped import SCHEMA, made
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
+from tests.models.test_models import EACH as EACH_MODEL
 from tests.models.test_models import MODELS, batch, build, named
 from tests.runs import run_of
 from tests.training.test_loop import Kill, dies_at, same, tensors
@@ -33,8 +34,12 @@ NAMES = FAMILY.names()
 OTHERS = Layers(bias=False, norm="block", activation="hard-swish")
 WITH_OTHERS = ("wukong", "masknet")  # of those that have all that the settings change
 EACH = [
-    *((config, Layers()) for config in MODELS),
-    *((config, OTHERS) for config in MODELS if FAMILY.name_of(config) in WITH_OTHERS and not config.history.lists),
+    *(pytest.param(*of.values, Layers(), marks=of.marks) for of in EACH_MODEL),
+    *(
+        pytest.param(*of.values, OTHERS, marks=of.marks)
+        for of in EACH_MODEL
+        if FAMILY.name_of(of.values[0]) in WITH_OTHERS and not of.values[0].history.lists
+    ),
 ]
 
 

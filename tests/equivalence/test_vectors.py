@@ -177,22 +177,36 @@ def test_dedup_is_expanded(tmp_path: Path) -> None:
             assert torch.equal(batch.ids.expanded().values_N, alone.ids.values_N)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILY.names() if name != "din"])
-def test_every_model_reads_vectors_resumes_and_serves(prepared: Path, tmp_path: Path, name: str) -> None:
+MEMBERS = [name for name in FAMILY.names() if name != "din"]
+
+
+def settings(name: str) -> dict[str, Any]:
+    """Of a short run of a model."""
     changes: dict[str, Any] = {"model.name": name, "checkpoint.every": 3, "data.batch_size": 100, "loop.epochs": 2}
     changes |= {} if name == "logistic" else {"model.dim": 4}
-    changes |= {"model.trees": 0} if name == "blend" else {}
-    whole = train(run_of(prepared, tmp_path / "whole", **changes))
+    return changes | ({"model.trees": 0} if name == "blend" else {})
+
+
+@pytest.mark.parametrize(
+    "name",  # a checkpoint has nothing of vectors; tests/equivalence/test_every_model.py resumes each model
+    [pytest.param(name, marks=() if name in ("dcnv2", "blend") else pytest.mark.slow) for name in MEMBERS],
+)
+def test_resumed_is_uninterrupted(prepared: Path, tmp_path: Path, name: str) -> None:
+    whole = train(run_of(prepared, tmp_path / "whole", **settings(name)))
     with pytest.raises(Kill):
-        train(run_of(prepared, tmp_path / "cut", **changes), listener=dies_at(4))
-    assert train(run_of(prepared, tmp_path / "cut", **changes), resume=True) | {"run_dir": ""} == whole | {
-        "run_dir": ""
-    }
+        train(run_of(prepared, tmp_path / "cut", **settings(name)), listener=dies_at(4))
+    cut = train(run_of(prepared, tmp_path / "cut", **settings(name)), resume=True)
+    assert cut | {"run_dir": ""} == whole | {"run_dir": ""}
     assert same_tensors(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_every_model_reads_vectors_and_serves(prepared: Path, tmp_path: Path, name: str) -> None:
+    train(run_of(prepared, tmp_path / "run", **settings(name)))
     log = write(tmp_path / "new.parquet", raw(300, seed=5))
-    predict(tmp_path / "whole", [log], tmp_path / "scores.parquet", keep=["click"])
+    predict(tmp_path / "run", [log], tmp_path / "scores.parquet", keep=["click"])
     scores_N = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
-    export(tmp_path / "whole", tmp_path / "model", [log])
+    export(tmp_path / "run", tmp_path / "model", [log])
     scorer = load(tmp_path / "model")
     rows = pq.read_table(log).to_pylist()
     sources = {name: [row[name] for row in rows] for name in scorer.encoder.sources}

@@ -20,7 +20,7 @@ from sparrow.layers import Precision
 from sparrow.metrics import evaluate_labels
 from sparrow.trained.run import Data, Loop, Run
 from sparrow.training import Trainer, train
-from tests.models.test_models import MODELS, SCHEMA, named
+from tests.models.test_models import EACH, MODELS, SCHEMA, named
 
 BOTH = dataclasses.replace(SCHEMA, columns={**SCHEMA.columns, "buy": Column(kind="label")})
 RATES = {"click": 0.008, "buy": 0.3}
@@ -71,8 +71,14 @@ def empty(schema: Schema) -> Batch:
     return Batch(dense_BC=torch.zeros(1, len(schema.dense)), ids=ids)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("config", MODELS, ids=named)
+@pytest.mark.parametrize(
+    ("config", "precision"),
+    [
+        *((config, "fp32") for config in MODELS),
+        *(pytest.param(*of.values, "bf16", marks=of.marks) for of in EACH),
+    ],
+    ids=lambda of: of if isinstance(of, str) else named(of),
+)
 def test_first_predictions_are_base_rates(rare: Path, tmp_path: Path, config: Any, precision: Any) -> None:
     """Of a rare label and a frequent one, whatever the seed; exactly so for an example with nothing in it."""
     log = data.open(rare)

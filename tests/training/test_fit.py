@@ -13,6 +13,8 @@ from sparrow.core import UserError
 from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.training.fit import Fitted
 
+QUICK = {"threads": 1, "loop.epochs": 2}
+
 
 @pytest.fixture(scope="module")
 def table(log: Path) -> pa.Table:
@@ -21,7 +23,7 @@ def table(log: Path) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def reference(table: pa.Table) -> Fitted:
-    return sparrow.fit(table, label="label", settings={"threads": 1})
+    return sparrow.fit(table, label="label", settings=QUICK)
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
@@ -30,7 +32,7 @@ def test_a_frame_of_any_library_gives_the_same_model(
 ) -> None:
     pytest.importorskip(library)
     frame = {"pandas": table.to_pandas, "polars": lambda: polars(table)}[library]()
-    fitted = sparrow.fit(frame, label="label", settings={"threads": 1}, run_dir=tmp_path / "run")
+    fitted = sparrow.fit(frame, label="label", settings=QUICK, run_dir=tmp_path / "run")
     scores = fitted.predict(frame)
     assert scores.shape == (6000,)
     assert scores.dtype == np.float32
@@ -107,7 +109,7 @@ def test_two_labels_give_two_columns(table: pa.Table) -> None:
     columns = {"label": Column(kind="label"), "late": Column(kind="label")}
     columns["user"] = Column(kind="categorical", table="user")
     given = Schema(columns=columns, encodings={"user": Encoding()})
-    fitted = sparrow.fit(both, schema=given, split=Split(by="ratio"), settings={"threads": 1})
+    fitted = sparrow.fit(both, schema=given, split=Split(by="ratio"), settings=QUICK)
     scores = fitted.predict(both)
     assert scores.shape == (6000, 2)
     assert scores[:, 1].mean() < scores[:, 0].mean()

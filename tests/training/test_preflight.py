@@ -165,8 +165,8 @@ from sparrow.trained.run import Data, Run, Loop
 from sparrow.training import preflight, train
 from sparrow.training.preflight import resolved
 keep_freed_memory()
-model = dcnv2.Config(dim=96, deep=(1024, 1024))
-run = Run(run_dir={str(tmp_path / "run")!r}, data=Data(path={str(prepared)!r}, batch_size=8192), model=model)
+model = dcnv2.Config(dim=48, deep=(512, 512))
+run = Run(run_dir={str(tmp_path / "run")!r}, data=Data(path={str(prepared)!r}, batch_size=16384), model=model)
 run = resolved(run, data.open({str(prepared)!r}))
 print(preflight.estimate(run, data.open({str(prepared)!r})).bytes_host)
 train(run)
