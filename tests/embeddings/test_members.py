@@ -20,6 +20,7 @@ from torch import Tensor
 from sparrow import checkpoint, data
 from sparrow.analysis.report import report
 from sparrow.core import Jagged, KeyedJagged, UserError
+from sparrow.core.config import to_dict
 from sparrow.embeddings import (
     Component,
     Direct,
@@ -603,6 +604,34 @@ CHOICES: dict[str, Callable[[], TableChoices]] = {
         )
     ),
 }
+# choices of which each table of a run has one, in the order of TABLES; and those that a run makes for all of its tables
+TABLES = ("user", "item", "tags", "cat_0", "cat_1", "cat_2")
+TOGETHER = (
+    ("int8 and a cache", "quotient and remainder", "fp16", "coprime", "bf16 and its state", "cut"),
+    ("ids that come and go", "mxfp4 and a cache", "split_bf16", "paths", "int4 and its state", "blocks"),
+    ("dynamic with a cache", "int8", "mixed dimensions", "features", "fp16", "quotient and remainder"),
+)
+ALONE = ("int8 and a cache", "ids that come and go")
+APART = ("two components", "some tables")  # which have overrides of their own
+EACH_CHOICE = [
+    *(pytest.param((name,), marks=() if name in ALONE else pytest.mark.slow) for name in CHOICES if name not in APART),
+    *(pytest.param(names) for names in TOGETHER),
+]
+
+
+def chosen(names: tuple[str, ...]) -> TableChoices:
+    """One choice for all tables, or one for each."""
+    if len(names) == 1:
+        return CHOICES[names[0]]()
+    overrides, plain = [], to_dict(TableChoices())
+    for table, name in zip(TABLES, names, strict=True):
+        choices = CHOICES[name]()
+        if choices.overrides:
+            overrides.append(replace(choices.overrides[0], names=(table,)))
+        else:
+            changes = {part: of for part, of in to_dict(choices).items() if of != plain.get(part)}
+            overrides.append(Override(names=(table,), **changes))
+    return TableChoices(overrides=tuple(overrides))
 
 
 def run_of(prepared: Path, run_dir: Path, choices: TableChoices, **changes: Any) -> Run:
@@ -716,12 +745,15 @@ def test_a_negative_id_of_a_dynamic_table_is_told() -> None:
         tables(KeyedJagged.from_lists({"a": [[3, -1]], "b": [[]], "c": [[]], "d": [[]]}))
 
 
-@pytest.mark.parametrize("name", [*CHOICES, "another store"])
-def test_a_whole_run(name: str, prepared: Path, tmp_path: Path, members: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("names", [*EACH_CHOICE, *((name,) for name in (*APART, "another store"))], ids=", ".join)
+def test_a_whole_run(
+    names: tuple[str, ...], prepared: Path, tmp_path: Path, members: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Preflight to the byte, training, a checkpoint, resuming, a restored model, a warm start, a report."""
-    choices = CHOICES.get(name, TableChoices)()
+    other_store = names == ("another store",)
+    choices = TableChoices() if other_store else chosen(names)
     monkeypatch.syspath_prepend(quotient_folder()[0])
-    with stored_in(Scattered) if name == "another store" else nullcontext():
+    with stored_in(Scattered) if other_store else nullcontext():
         run = run_of(prepared, tmp_path / "run", choices)
         trainer = Trainer(run)
         records = [record for one in trainer.tables for record in one.all_records()]
@@ -756,7 +788,7 @@ def test_a_whole_run(name: str, prepared: Path, tmp_path: Path, members: None, m
         saved = checkpoint.load(tmp_path / "run" / "checkpoints", results["step"])
         rows = {chunk.table: chunk.rows[1] for chunk in saved.chunks()}
     assert rows == {c.name: c.rows for one in trainer.tables for spec in one.specs for c in spec.components}
-    if name == "another store":
+    if other_store:
         plain = train(run_of(prepared, tmp_path / "plain", choices))
         assert plain["valid"] == results["valid"]
 

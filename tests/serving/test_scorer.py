@@ -27,8 +27,8 @@ from sparrow.trained.build import tables_of
 from sparrow.trained.run import Loop
 from sparrow.trained.scorer import restore
 from sparrow.training import train
-from tests.embeddings.test_members import CHOICES
-from tests.models.test_models import MODELS, named
+from tests.embeddings.test_members import EACH_CHOICE, chosen
+from tests.models.test_models import EACH, named
 from tests.runs import small_run
 
 CLOSE = 1e-6  # products of other shapes sum in another order
@@ -75,15 +75,17 @@ def assert_as_evaluated(scorer: Scorer, run_dir: Path, log: Path) -> None:
         assert np.abs(found - one).max() <= CLOSE and np.abs(scorer.rank(user, candidates) - one).max() <= CLOSE
 
 
-@pytest.mark.parametrize("config", MODELS, ids=named)
+@pytest.mark.parametrize("config", EACH, ids=named)
 def test_served_is_evaluated(config: Any, prepared: Path, log: Path, tmp_path: Path) -> None:
     assert_as_evaluated(served(prepared, log, tmp_path, model=config), tmp_path / "run", log)
 
 
-@pytest.mark.parametrize("name", [name for name in CHOICES if name not in ("two components", "some tables")])
-def test_tables_are_served_as_they_are_evaluated(name: str, prepared: Path, log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", EACH_CHOICE, ids=", ".join)
+def test_tables_are_served_as_they_are_evaluated(
+    names: tuple[str, ...], prepared: Path, log: Path, tmp_path: Path
+) -> None:
     """Every addressing and format; a cache's exact rows too. Nothing is kept that only training needs."""
-    scorer = served(prepared, log, tmp_path, tables=CHOICES[name](), model=dlrm.Config(dim=8, bottom=(8,), top=(8,)))
+    scorer = served(prepared, log, tmp_path, tables=chosen(names), model=dlrm.Config(dim=8, bottom=(8,), top=(8,)))
     assert_as_evaluated(scorer, tmp_path / "run", log)
     for tables in tables_of(scorer.model):
         for record in tables.all_records():

@@ -15,12 +15,12 @@ from sparrow.analysis.bits.variants import Variants
 from sparrow.layers import sites
 from sparrow.serving import Scorer, products
 from sparrow.serving.rows import tensors_of
-from tests.models.test_models import MODELS, named
+from tests.models.test_models import EACH, named
 from tests.serving.test_scorer import served as served_model
 
 
 # of a blend with a logistic regression, which may weigh all, the products need not count
-@pytest.mark.parametrize("model", [m for m in MODELS if not getattr(m, "logistic", False)], ids=named)
+@pytest.mark.parametrize("model", [of for of in EACH if not getattr(of.values[0], "logistic", False)], ids=named)
 def test_every_model_in_few_bits(model: Any, prepared: Path, log: Path, tmp_path: Path) -> None:
     """Every product is seen, with its weight as it is used. With all in few bits, scores are near those of fp32."""
     scorer = served_model(prepared, log, tmp_path, model=model)

@@ -65,16 +65,18 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 @built
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cpp_is_the_definition(dtype: torch.dtype) -> None:
+def test_cpp_is_the_definition(dtype: torch.dtype, every: bool) -> None:
+    """Every shape, format and rounding; or of these each two together, with the roundings in turn."""
     from sparrow.kernels.quantise import cpp
 
     covered = 0
-    for shape in SHAPES:
+    for i, shape in enumerate(SHAPES):
         x = drawn(shape).to(dtype)
-        for name, format in formats():
+        for j, (name, format) in enumerate(formats()):
             for axis in range(len(shape)):
-                for how in ROUNDINGS:
+                for how in ROUNDINGS if every else [ROUNDINGS[(i + j + axis) % 3]]:
                     what = (shape, name, axis, how)
                     outs = [torch.float32] + [torch.bfloat16] * format.is_exact_in_bf16
                     for out in outs if cpp.covers(x, format, axis, how, False) else ():
@@ -90,7 +92,7 @@ def test_cpp_is_the_definition(dtype: torch.dtype) -> None:
                             assert (one is None) == (other is None), what
                             assert one is None or same(one, other), what
                         covered += 1
-    assert covered > 2500  # most of them are not left to the reference
+    assert covered > (2500 if every else 2500 / 3)  # most of them are not left to the reference
 
 
 @built

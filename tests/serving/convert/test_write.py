@@ -26,7 +26,7 @@ from sparrow.serving import load
 from sparrow.serving.convert import convert, write
 from sparrow.serving.export import export
 from sparrow.serving.scorer import CHECK, SCORE
-from tests.embeddings.test_members import CHOICES
+from tests.embeddings.test_members import CHOICES, chosen
 from tests.models.test_models import MODELS, named
 from tests.serving.test_scorer import log_with_all_columns, served
 
@@ -96,15 +96,19 @@ def test_every_model_in_onnxruntime(config: Any, prepared: Path, log: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    "name",
+    "names",
     [
-        pytest.param(name, marks=() if name in ("int4 and its state", "quotient and remainder") else pytest.mark.slow)
-        for name in CHOICES
-        if name not in ("paths", "ids that come and go", "dynamic with a cache", "two components", "some tables")
+        ("int4 and its state", "quotient and remainder", "coprime", "cut", "mixed dimensions", "features"),
+        *(
+            pytest.param((name,), marks=pytest.mark.slow)
+            for name in CHOICES
+            if name not in ("paths", "ids that come and go", "dynamic with a cache", "two components", "some tables")
+        ),
     ],
+    ids=", ".join,
 )
-def test_every_kind_of_table_in_onnxruntime(name: str, prepared: Path, log: Path, tmp_path: Path) -> None:
-    served(prepared, log, tmp_path, tables=CHOICES[name](), model=dlrm.Config(dim=8, bottom=(8,), top=(8,)))
+def test_every_kind_of_table_in_onnxruntime(names: tuple[str, ...], prepared: Path, log: Path, tmp_path: Path) -> None:
+    served(prepared, log, tmp_path, tables=chosen(names), model=dlrm.Config(dim=8, bottom=(8,), top=(8,)))
     convert(tmp_path / "model", tmp_path / "out")
     assert_in_onnxruntime(tmp_path / "out")
 
