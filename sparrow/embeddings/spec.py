@@ -75,6 +75,11 @@ class Tier:
         """Whether only some rows have frames."""
         return self.name != "memory"
 
+    @property
+    def has_ssd(self) -> bool:
+        """Whether rows are on an SSD, be it beneath the memory of the host."""
+        return self.name == "ssd" or self.beneath is not None
+
 
 State = Literal["fp32", "bf16"]
 STATES: dict[State, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -44,7 +44,7 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     Raises:
         UserError: names the folder, what is wrong with it or lacks on its disk, and the remedy.
     """
-    on_ssd = [c for c in components if c.tier.name == "ssd" or c.tier.beneath]
+    on_ssd = [c for c in components if c.tier.has_ssd]
     named = [] if run.checkpoint.whole else [c for c in on_ssd if c.tier.name == "ssd"]
     if not on_ssd or run.ssd is None:
         return

@@ -252,7 +252,7 @@ def _without_effect(run: Run, rows: Mapping[str, int]) -> Iterator[str]:
     """
     tiers = {name: run.tables.of(name, count).tier for name, count in rows.items()}
     is_on = any(tier.is_on for tier in tiers.values())
-    on_ssd = [name for name, tier in tiers.items() if tier.name == "ssd" or tier.beneath]
+    on_ssd = [name for name, tier in tiers.items() if tier.has_ssd]
     if on_ssd and run.ssd is None:
         raise UserError(f"tables.tier: is ssd for {listed(on_ssd)}, and no folder on an SSD is named; give --ssd DIR")
     if "host" in {tier.name for tier in tiers.values()} and torch.device(run.device).type == "cpu":

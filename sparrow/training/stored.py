@@ -30,7 +30,7 @@ class Stored:
         components = [c for of_features in tables for spec in of_features.specs for c in spec.components]
         self._names = [c.name for c in components]  # the same on all ranks, in one order
         self._cached = [c for c in components if c.cache.is_on]
-        self._on_ssd = [c for c in components if c.tier.name == "ssd"]
+        self._on_ssd = [c.name for c in components if c.tier.has_ssd]
         self._judged = False
         numbers = {c.name: number for number, c in enumerate(self._cached)}
         self._stores = [(numbers[r.component.name], r.store) for r in self._records if isinstance(r.store, CachedStore)]
@@ -69,7 +69,8 @@ class Stored:
     def results(self) -> dict[str, Any]:
         """Returns the bytes of all tables, the hit rate of each cache over the whole run, and `Turnover.results`.
 
-        Of tables on an SSD there is what this process read and wrote, see `SsdStore.counters`.
+        Of tables on an SSD, be it beneath the host's memory, there is what was read and written since this process
+        began, see `SsdStore.counters`. Frames that are counted are those of the first tier.
         """
         mine = sum(record.nbytes for record in self._records)
         size = int(self._world.all_sum("bytes of tables", torch.tensor([mine])))
@@ -81,15 +82,12 @@ class Stored:
     def _moved(self) -> dict[str, dict[str, int]]:
         """Returns the counters of each table on an SSD, of all ranks together."""
         names = ("hits", "used", "left", "bytes_read", "bytes_written")
-        counts = {c.name: [0] * len(names) for c in self._on_ssd}
+        counts_TN = torch.zeros(len(self._on_ssd), len(names), dtype=torch.int64)
         for record in self._records:
-            if (store := ssd_of(record.store)) and record.component.name in counts:
-                mine = store.counters
-                counts[record.component.name] = [
-                    n + mine[of] for n, of in zip(counts[record.component.name], names, strict=True)
-                ]
-        total = self._world.all_sum("what an SSD did", torch.tensor(list(counts.values())))
-        return {name: dict(zip(names, of, strict=True)) for name, of in zip(counts, total.tolist(), strict=True)}
+            if record.component.name in self._on_ssd and (store := ssd_of(record.store)):
+                counts_TN[self._on_ssd.index(record.component.name)] += torch.tensor([store.counters[n] for n in names])
+        total = self._world.all_sum("what an SSD did", counts_TN).tolist()
+        return {table: dict(zip(names, of, strict=True)) for table, of in zip(self._on_ssd, total, strict=True)}
 
     def rounded(self) -> str:
         """Returns which rows of loaded caches found no frame, for a person; "" if none."""

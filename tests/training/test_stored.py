@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,9 +16,9 @@ from sparrow import data
 from sparrow.analysis import elements
 from sparrow.cli import main
 from sparrow.embeddings import TableChoices
-from sparrow.embeddings.spec import Cache
+from sparrow.embeddings.spec import Cache, Tier
 from sparrow.kernels.formats import int8
-from sparrow.trained.run import Log, Loop
+from sparrow.trained.run import Checkpoints, Log, Loop
 from sparrow.training import Trainer, preflight, runlog, train
 from tests.analysis.pages import page
 from tests.runs import small_run
@@ -92,6 +93,45 @@ def test_bytes_are_those_of_the_tensors_and_of_the_preflight(
     cells = page(tmp_path / "run" / "report.html").cells
     assert (elements.share(told["hit_rate"].get("user", math.nan)) in cells) == (tables is FEW)
     assert ("32 frames, lru" in cells) == (tables is FEW)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with more ids than frames."""
+    place = tmp_path_factory.mktemp("wide")
+    data.generate(place / "log.parquet", rows=2000, users=900, items=1500, categorical=1, numeric=1, seed=5)
+    data.prepare([place / "log.parquet"], place / "prepared")
+    return place / "prepared"
+
+
+ON_SSD = {"ssd": Tier(name="ssd", fraction=0.05), "host": Tier(name="host", fraction=0.05)}
+ON_SSD |= {
+    name: replace(ON_SSD["host"], beneath=Tier(name="ssd", fraction=fraction))
+    for name, fraction in (("over an SSD", 0.08), ("over frames for all", 1.0))
+}
+
+
+@pytest.mark.parametrize("name", ON_SSD)
+def test_what_an_ssd_did_is_told(wide: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of one beneath the memory of the host. From there nothing is read or written while all rows have frames."""
+    changes: dict[str, Any] = {"loop": Loop(max_steps=40), "ssd": str(tmp_path / "disk"), "checkpoint": Checkpoints()}
+    run = small_run(wide, tmp_path / "run", batch_size=16, **changes)
+    run = replace(run, data=replace(run.data, id_dropout={}))
+    want = {table: rows for table, (rows, _) in counted(Trainer(run), 40).items()}
+    replace(run, tables=replace(run.tables, tier=ON_SSD[name])).save(tmp_path / "run.toml")
+    assert main(["train", str(tmp_path / "run.toml"), "--overwrite"]) == 0
+    found = json.loads((tmp_path / "run" / "results.json").read_text())["tables"].get("ssd", {})
+    assert {table: of["used"] for table, of in found.items()} == (want if name != "host" else {})
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if " on an SSD; " in line] == [
+        f"{table}: on an SSD; {of['hits'] / of['used']:.1%} of rows of batches were in frames; "
+        f"{of['bytes_read'] / 1e6:,.1f} MB read, {of['bytes_written'] / 1e6:,.1f} MB written"
+        for table, of in found.items()
+    ]
+    if found:
+        item = found["item"]
+        assert 0 < item["hits"] < item["used"] and item["left"] > 0
+        assert (item["bytes_read"] > 0) == (item["bytes_written"] > 0) == (name != "over frames for all")
 
 
 def notes() -> tuple[list[str], Callable[[str, dict[str, Any]], None]]:

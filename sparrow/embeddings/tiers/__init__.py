@@ -52,7 +52,7 @@ def new_store(component: Component, rows: int, dim: int) -> RowStore:
         beneath = MemoryStore(component, rows, dim)
     else:
         check(component, chosen_device())
-        if component.tier.name == "ssd" or component.tier.beneath:
+        if component.tier.has_ssd:
             if folder.path is None:
                 told = "tables.tier is ssd, and no folder is named; make the tables within `on_ssd`"
                 raise UserError(f"table {component.name!r}: {told}")
