@@ -23,6 +23,7 @@ err = Console(stderr=True, highlight=False)
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # files get tables that are not cut
 
 SLIM = SIMPLE  # for tables of many columns
+EVERY = 10.0  # seconds between two lines of progress, where no bar can be drawn
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration", "ece")
 
 
@@ -35,20 +36,20 @@ def notes(texts: Iterable[str]) -> None:
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """Gives a bar to work that reports (what, done, total)."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    about = TextColumn("{task.description}")
+    with Bar(about, *columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         tasks: dict[str, Any] = {}
+        said = time.monotonic()
 
         def report(what: str, done: int, total: int) -> None:
+            nonlocal said
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=total or None)
             bar.update(tasks[what], completed=done, total=total or None)
+            if not err.is_terminal and time.monotonic() - said > EVERY:
+                said = time.monotonic()
+                err.print(f"{what}: {done:,}" + (f" of {total:,}" if total else ""), markup=False, soft_wrap=True)
 
         yield report
 
@@ -96,7 +97,7 @@ class TrainView:
         if "live_rate" in values:
             text += f"  ids with rows {values['live_rate']:.1%}"
         self.bar.update(self.task, completed=values["step"], description=text)
-        if not err.is_terminal and time.monotonic() - self.said > 10:  # a log file gets a line every 10 s
+        if not err.is_terminal and time.monotonic() - self.said > EVERY:
             self.said = time.monotonic()
             left = (values["total"] - values["step"]) / values["step"] * (time.monotonic() - self.began)
             err.print(f"step {values['step']}/{values['total']}: {text}  {left:,.0f} s to go")

@@ -56,6 +56,9 @@ def numerics(
             f"NE is {done.ne:.5f}; by the recipe it is above that of fp32 by {rise}, on rows that have not chosen it",
             markup=False, soft_wrap=True,
         )  # fmt: skip
+    else:
+        told = f"no candidate is faster, near enough and within the budget of {done.budget:.2%}, so all stays fp32"
+        _show.out.print(told, markup=False, soft_wrap=True)
     _show.out.print(f"{run_dir / PAGE}: open it in a browser; {run_dir / RECIPE}: for --precision", soft_wrap=True)
 
 

@@ -61,7 +61,7 @@ class Recipe:
         for what in ("forward", "input_gradient", "weight_gradient"):
             names = getattr(self, what)
             if len(names) != 2:
-                raise UserError(f"{what}: {list(names)} names {len(names)} formats; name those of the two operands")
+                raise UserError(f"{what}: {list(names)} names {len(names)} format(s); name those of the two operands")
             for name in names:
                 if name not in OPERANDS:
                     raise UserError(f"{what}: there is no format {name!r}{suggest(name, OPERANDS)}")

@@ -21,7 +21,7 @@ import pytest
 
 import sparrow.models
 from sparrow import data
-from sparrow.cli import EXTRAS, main
+from sparrow.cli import EXTRAS, _show, main
 from sparrow.cli._show import calibrated_worse
 from sparrow.core import UserError
 from sparrow.core.config import write_toml
@@ -146,6 +146,17 @@ def test_evaluate_says_that_places_need_a_group(tmp_path: Path, capsys: pytest.C
         capsys.readouterr()
         assert main(["evaluate", run, *more]) == 0
         assert ("no column has the kind group" in capsys.readouterr().out) == says
+
+
+def test_long_work_says_where_it_is_in_a_log_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_show, "EVERY", 0.02)
+    with _show.progress_bar() as told:
+        for done in range(4):
+            told("products measured", 1000 + done, 2000)
+            time.sleep(0.03 * (done == 2))
+    assert capsys.readouterr().err == "products measured: 1,003 of 2,000\n"
 
 
 def test_a_calibrator_that_makes_things_worse_is_told() -> None:

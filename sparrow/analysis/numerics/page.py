@@ -32,7 +32,7 @@ def page_of(done: Numerics, recipe: str) -> str:
     if done.rise is not None:
         rise, told = f"{100 * done.rise.value:+.4f} %", f"{told} (95 %: at most {100 * done.rise.upper:+.4f} %)"
     cards = [
-        (f"{done.ne:.4f}", "NE as the run is"),
+        (f"{done.ne:.4f}", "NE as the run is, of the rows that judge"),
         (f"{len(done.sites)}", "products with a name"),
         (f"{low} of {3 * len(done.verdicts)}", "passes that the recipe has in fewer bits"),
         (rise, told),
@@ -125,7 +125,7 @@ def _candidates(done: Numerics) -> str:
 
 
 def _recipe(done: Numerics, recipe: str) -> str:
-    told = f"No candidate is faster, near enough and within the budget, so all stays {HIGH}."
+    told = f"No candidate is faster, near enough and within the budget of {done.budget:.2%}, so all stays {HIGH}."
     why = "" if done.precision.sites else elements.text(told)
     return f"{why}<pre>{elements.escape(recipe)}</pre>"
 
