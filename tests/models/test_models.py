@@ -15,8 +15,10 @@ from sparrow.core import Batch, Jagged, KeyedJagged, UserError
 from sparrow.core.config import Family, to_dict
 from sparrow.embeddings import EmbeddingTables, TableChoices
 from sparrow.embeddings.choices import Override
+from sparrow.embeddings.components import ComponentTables
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels import quantise
+from sparrow.kernels.embedding_bag import Bags
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.layers import MLP, Head, Precision, computing, drawing, named_sites, put_recipes
 from sparrow.layers.recipe import Recipe
@@ -173,6 +175,24 @@ def test_a_table_has_a_dim_and_a_rate_of_its_own(config: Any) -> None:
     loss_of(model, batch()).backward()
     assert torch.equal(records["item"].weight, before["item"])
     assert not torch.equal(records["user"].weight, before["user"])
+
+
+@pytest.mark.parametrize("config", MODELS, ids=named)
+def test_all_tables_are_looked_up_at_once(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So rows of a request that are on an SSD are read together: those of a second lookup would wait for the first."""
+    found = []
+    lookup = ComponentTables.run_lookup
+
+    def noted(self: ComponentTables, bags: Bags) -> list[torch.Tensor]:
+        found.append({of.table for of in bags.lookups} | {of.by for of in bags.lookups} - {-1})
+        return lookup(self, bags)
+
+    monkeypatch.setattr(ComponentTables, "run_lookup", noted)
+    model = build(config)
+    for is_training in (True, False):
+        model.train(is_training)(batch())
+    (tables,) = tables_of(model)
+    assert found == 2 * [set(range(len(list(tables.all_records()))))]
 
 
 def test_every_model_has_a_row() -> None:

@@ -58,9 +58,8 @@ class Engine {
     return true;
   }
 
-  // Returns whether the op is to be done again, with another result: as a write, or after an interruption.
+  // Returns whether the op goes on, as a write.
   bool finish(Op* op, uint8_t* buffer, const Error& found) {
-    if (found.code == EINTR || found.code == EAGAIN) return true;
     Store* store = op->store;
     if (store->finish(op, buffer, found)) return true;
     writes_ -= op->reading == nullptr;
@@ -82,10 +81,22 @@ class Engine {
   size_t turn_ = 0;
 };
 
+// What is left of an op: how many bytes, and where they begin in the file.
+inline int64_t left(const Op& op) { return op.count * op.store->shape().block - op.done; }
+inline int64_t begin_of(const Op& op) { return op.place * op.store->shape().block + op.done; }
+
+// Takes how many bytes were read or written, or -errno. Returns whether the rest is to be done: the system may do less
+// than it is asked, or be interrupted. Nothing more comes after an error, and where the file ends (0).
+inline bool goes_on(Op* op, int64_t result) {
+  if (result == -EINTR || result == -EAGAIN) return true;
+  op->done += std::max<int64_t>(result, 0);
+  return result > 0 && left(*op) > 0;
+}
+
 inline int64_t transfer(const Op& op, uint8_t* buffer) {
-  const Shape& of = op.store->shape();
-  const int64_t bytes = op.count * of.block, at = op.place * of.block;
-  const int64_t done = op.is_write ? pwrite(of.fd, buffer, bytes, at) : pread(of.fd, buffer, bytes, at);
+  const int fd = op.store->shape().fd;
+  uint8_t* const from = buffer + op.done;
+  const int64_t done = op.is_write ? pwrite(fd, from, left(op), begin_of(op)) : pread(fd, from, left(op), begin_of(op));
   return done < 0 ? -errno : done;
 }
 
@@ -111,7 +122,9 @@ class Threads final : public Engine {
       Error found;
       do {
         lock.unlock();
-        found = op.store->work(op, buffer, transfer(op, buffer));
+        int64_t result = transfer(op, buffer);
+        while (goes_on(&op, result)) result = transfer(op, buffer);
+        found = op.store->work(op, buffer, result);
         lock.lock();
       } while (finish(&op, buffer, found));
     }
@@ -119,6 +132,12 @@ class Threads final : public Engine {
 };
 
 #if defined(HAS_IO_URING)
+
+// Adds what is left of an op to a ring.
+inline void add_left(Uring* ring, const Op& op, uint8_t* buffer, uint64_t slot) {
+  const uint8_t code = op.is_write ? IORING_OP_WRITE : IORING_OP_READ;
+  ring->add(code, op.store->shape().fd, buffer + op.done, left(op), begin_of(op), slot);
+}
 
 // One thread owns the ring. Others wake it through an event that it always reads from.
 class Ring final : public Engine {
@@ -154,12 +173,7 @@ class Ring final : public Engine {
     return event_ < 0 ? errno : ring_.open(2 * kDepth);
   }
   uint8_t* buffer(int64_t slot) { return buffers_ + slot * kMostBlock; }
-  void begin(int64_t slot) {
-    const Op& op = ops_[slot];
-    const Shape& of = op.store->shape();
-    ring_.add(op.is_write ? IORING_OP_WRITE : IORING_OP_READ, of.fd, buffer(slot), op.count * of.block,
-              op.place * of.block, slot);
-  }
+  void begin(int64_t slot) { add_left(&ring_, ops_[slot], buffer(slot), slot); }
   void listen() { ring_.add(IORING_OP_READ, event_, &event_value_, sizeof event_value_, 0, kEvent); }
 
   void run() {
@@ -171,6 +185,12 @@ class Ring final : public Engine {
     std::vector<Error> found;
     listen();
     for (;;) {
+      std::erase_if(done, [&](const auto& of) {
+        const auto [slot, result] = of;
+        if (slot == kEvent || !goes_on(&ops_[slot], result)) return false;
+        begin(slot);
+        return true;
+      });
       found.clear();
       for (const auto& [slot, result] : done)
         found.push_back(slot == kEvent ? Error{} : ops_[slot].store->work(ops_[slot], buffer(slot), result));

@@ -238,7 +238,7 @@ class Store:
         place = next((place for place, users in enumerate(self.users) if not users), len(self.users))
         try:
             self.buffer[:] = content
-            if os.pwritev(self.file.fd, [self.buffer], place * layout.block) < layout.block:
+            if self._whole(os.pwritev, place) < layout.block:
                 raise OSError(errno.ENOSPC, "a part was written")
         except OSError as error:
             self._end_write(block, self.file.failed(block, error.errno or 0, "write"))
@@ -271,7 +271,7 @@ class Store:
         """Returns row -> record of those that were ever put in a block."""
         layout = self.file.layout
         try:
-            size = os.preadv(self.file.fd, [self.buffer], place * layout.block)
+            size = self._whole(os.preadv, place)
         except OSError as error:
             raise self.file.failed(block, error.errno or 0, "read") from None
         self.counts.blocks_read += 1
@@ -290,6 +290,13 @@ class Store:
                 at = layout.start + r * layout.record_bytes
                 records[block * layout.per_block + r] = content[at : at + layout.record_bytes]
         return records
+
+    def _whole(self, move: Callable[..., int], place: int) -> int:
+        """Read or write a block, though the system may do a part of it at a time. Returns how many bytes there were."""
+        done, block = 0, self.file.layout.block
+        while done < block and (more := move(self.file.fd, [self.buffer[done:]], place * block + done)):
+            done += more
+        return done
 
     @staticmethod
     def _check(numbers_U: Tensor, limit: int) -> None:

@@ -59,6 +59,7 @@ struct Op {
   struct {
     uint32_t block, generation;
   } of[kMostRun];
+  int64_t done = 0;  // bytes that were read or written so far
 };
 
 // How many maps name each place of the file and how many reads of it are under way. A place without is free.
@@ -280,9 +281,9 @@ class Store {
     return true;
   }
 
-  // What follows a read, without the lock: checks the blocks, and copies the rows of a fetch.
+  // What follows a read, without the lock: checks the blocks, and copies the rows of a fetch. result: the last one.
   Error work(const Op& op, const uint8_t* buffer, int64_t result) const {
-    const int64_t whole = result < 0 ? 0 : result / shape_.block;
+    const int64_t whole = op.done / shape_.block;
     if (whole < op.count) {  // the others are lost with the first that is
       const int64_t kind = op.is_write ? kWrite : result < 0 ? kRead : kShort;
       return {kind, result < 0 ? -result : kind == kWrite ? ENOSPC : 0, op.of[whole].block, op.place + whole};
@@ -436,6 +437,7 @@ class Store {
   // Puts the records that wait into the block in the buffer, and takes a place for it.
   bool make_write(Op* op, uint8_t* buffer) {
     op->is_write = true;
+    op->done = 0;
     op->place = file_.take();
     if (op->place == 0) {
       if (const int code = grow()) {

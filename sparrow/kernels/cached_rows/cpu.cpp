@@ -266,22 +266,22 @@ class Reader {
   }
 
   // Does all of them, and gives what was found in each.
-  void read(const std::deque<Op>& ops, std::vector<Error>* found) {
-    found->assign(ops.size(), {});
+  void read(std::deque<Op>* ops, std::vector<Error>* found) {
+    found->assign(ops->size(), {});
     free_.clear();
     for (int64_t slot = kDepth; slot-- > 0;) free_.push_back(slot);
     size_t begun = 0, ended = 0;
-    while (ended < ops.size()) {
-      for (; !free_.empty() && begun < ops.size(); ++begun) {
+    while (ended < ops->size()) {
+      for (; !free_.empty() && begun < ops->size(); ++begun) {
         of_slot_[free_.back()] = begun;
-        begin(ops[begun], free_.back());
+        begin((*ops)[begun], free_.back());
         free_.pop_back();
       }
       done_.clear();
       ring_.reap((begun - ended + 3) / 4, &done_);  // while some are checked, the others come
       for (const auto& [slot, result] : done_) {
-        const Op& op = ops[of_slot_[slot]];
-        if (result == -EINTR || result == -EAGAIN) {
+        Op& op = (*ops)[of_slot_[slot]];
+        if (goes_on(&op, result)) {
           begin(op, slot);
           continue;
         }
@@ -306,10 +306,7 @@ class Reader {
     if (buffers_ == MAP_FAILED) code_ = ENOMEM;
   }
   uint8_t* buffer(int64_t slot) { return static_cast<uint8_t*>(buffers_) + slot * block_io::kMostBlock; }
-  void begin(const Op& op, int64_t slot) {
-    const auto& of = op.store->shape();
-    ring_.add(IORING_OP_READ, of.fd, buffer(slot), op.count * of.block, op.place * of.block, slot);
-  }
+  void begin(const Op& op, int64_t slot) { add_left(&ring_, op, buffer(slot), slot); }
 };
 
 #endif
@@ -341,7 +338,7 @@ void read(std::vector<Part>& parts) {
 #if defined(HAS_IO_URING)
   if (!own.empty()) {
     std::vector<Error> found;
-    reader->read(own, &found);
+    reader->read(&own, &found);
     const std::lock_guard<std::mutex> guard(ring->mutex);
     for (size_t i = 0; i < own.size(); ++i) own[i].store->finish(&own[i], nullptr, found[i]);
   }

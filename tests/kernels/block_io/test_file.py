@@ -17,7 +17,9 @@ import torch
 
 from sparrow.core import UserError
 from sparrow.kernels.block_io import BlockMap, Layout, file, remove
+from tests.kernels.block_io.answered import fed
 from tests.kernels.block_io.stores import FIELDS, LAYOUT, ROWS, WAYS, check, empty, make, read, records
+from tests.kernels.embedding_bag.cases import built
 from tests.small_disk import on_small_disk
 
 BLOCK, OTHER = 3, 5  # of the table
@@ -162,6 +164,84 @@ def test_a_file_that_is_cut_while_it_is_open(tmp_path: Path, way: Any, left: int
             blocks.wait(blocks.fetch(torch.tensor([20]), empty(), torch.tensor([20])))
         with pytest.raises(UserError, match="table ads, rows .* is damaged .it ends within block"):
             read(blocks)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@built
+def test_a_ring_reads_on_after_a_part_of_a_block(tmp_path: Path, ends: bool) -> None:
+    """Where the file ends within the block, it says so."""
+    map = written(tmp_path / "rows", "reference")
+    content, row, into = (tmp_path / "rows").read_bytes()[at(map, BLOCK)], torch.tensor([20]), empty()
+    with make(tmp_path / "rows", "io_uring", map=map) as blocks:
+        with fed(blocks) as feed:
+            ticket = blocks.fetch(row, into, row)
+            for part in (content[:1], content[1:300], *([] if ends else [content[300:]])):
+                feed(part)
+        if ends:
+            with pytest.raises(UserError, match=f"{ROWS_OF_BLOCK} .it ends within block {map.places_K[BLOCK]}"):
+                blocks.wait(ticket)
+            return
+        assert not blocks.wait(ticket).any()
+    assert all(torch.equal(into[name][row], of) for name, of in records(row, 0).items())
+
+
+def test_the_reference_goes_on_after_a_part_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it reads, and when it writes."""
+    layout = Layout(fields=FIELDS, rows=ROWS, block=1 << 14)
+    moved: list[int] = []
+
+    def a_part(move: Any) -> Any:
+        return lambda fd, buffers, at: moved.append(at) or move(fd, [buffers[0][:4096]], at)
+
+    monkeypatch.setattr(os, "preadv", a_part(os.preadv))
+    monkeypatch.setattr(os, "pwritev", a_part(os.pwritev))
+    with make(tmp_path / "rows", "reference", layout) as blocks:
+        moved.clear()  # one was tried when the file was opened
+        blocks.put(torch.arange(ROWS), records(torch.arange(ROWS), 3))
+        blocks.sync()
+        check(blocks, dict.fromkeys(range(ROWS), 3))
+    assert moved == [*range(1 << 14, 1 << 15, 4096)] * 2
+
+
+PARTS = r"""
+import re, sys
+from pathlib import Path
+import torch
+from sparrow.core import UserError
+from tests.kernels.block_io.answered import listen
+from tests.kernels.block_io.stores import LAYOUT, ROWS, check, make, records
+from tests.kernels.block_io.test_file import BLOCK, ROWS_OF_BLOCK, at, written
+path = Path(sys.argv[1])
+map = written(path, "reference")
+content, asked, end = path.read_bytes(), [], len(path.read_bytes())
+
+def hear(of):
+    asked.append(of.count)
+    of.answer(content[of.at : min(of.at + min(of.count, 300), end)])
+
+try: listen(str(path), hear)
+except NotImplementedError: sys.exit(77)
+with make(path, "threads", map=map) as blocks:
+    check(blocks, dict.fromkeys(range(ROWS), 0))
+    assert len(asked) * 300 >= LAYOUT.block * len(map.places_K)
+    end = at(map, BLOCK).start + 400
+    row = torch.tensor([20])
+    try: blocks.wait(blocks.fetch(row, records(torch.arange(ROWS), 0), row))
+    except UserError as error: assert re.search(f"{ROWS_OF_BLOCK} .it ends within", str(error)), error
+    else: raise AssertionError
+"""
+
+
+@built
+@pytest.mark.multi
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="seccomp is Linux'")
+def test_threads_read_on_after_a_part_of_a_block(tmp_path: Path) -> None:
+    """Every read of the process gives 300 bytes at most."""
+    run = [sys.executable, "-c", PARTS, str(tmp_path / "rows")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=100)
+    if done.returncode == 77:
+        pytest.skip("seccomp lets nobody answer")
+    assert done.returncode == 0, done.stderr
 
 
 @each_way

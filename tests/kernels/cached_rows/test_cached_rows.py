@@ -7,11 +7,14 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Way
 from sparrow.kernels.cached_rows import Cached, cached, get
 from sparrow.kernels.formats import Field
 from sparrow.kernels.row_cache import WAYS
+from tests.kernels.block_io.answered import fed
 from tests.kernels.embedding_bag.cases import built
 
 ROWS = 3000
@@ -144,6 +148,69 @@ def test_several_tables_and_one_that_is_damaged(
     assert none is None and found["weight"].equal(fields["weight"][10:60])
     assert set(bad.rows_F.tolist()) - {-1} == set(range(10))
     assert got(bad, torch.arange(10))["low"].equal(fields["low"][:10])
+
+
+BLOCKS_APART = torch.tensor([0, 400, 1800, 2999])  # rows of as many blocks that do not lie side by side
+
+
+def test_a_ring_awaits_all_tables_at_once(written: tuple[Path, BlockMap], fields: dict[str, Tensor]) -> None:
+    """Whichever is answered first, and though it is answered in parts."""
+    content = written[0].read_bytes()
+    start = int(written[1].places_K[0]) * LAYOUT.block
+    parts = [content[start : start + 700], content[start + 700 : start + LAYOUT.block]]
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        asked = [(rows_of(written, "io_uring"), torch.arange(5) + 3 * number) for number in range(3)]
+        with ThreadPoolExecutor(1) as pool, ExitStack() as pipes:
+            feeds = [pipes.enter_context(fed(of.blocks)) for of, _ in asked]
+            found = pool.submit(get, asked)
+            for number in order:
+                assert not found.done()
+                for part in parts:
+                    feeds[number](part)
+            for (_, rows_N), (of, error) in zip(asked, found.result(20), strict=True):
+                assert error is None and all(of[name].equal(fields[name][rows_N]) for name in fields)
+
+
+AT_ONCE = r"""
+import sys
+from pathlib import Path
+import torch
+from tests.kernels.block_io.answered import listen
+from tests.kernels.cached_rows.test_cached_rows import BLOCKS_APART, LAYOUT, ROWS
+from sparrow.kernels.block_io import Blocks
+from sparrow.kernels.cached_rows import cached, get
+path, all_R = Path(sys.argv[1]), torch.arange(ROWS)
+fields = {"weight": torch.randn(ROWS, 5), "low": torch.ones(ROWS, dtype=torch.uint8)}
+with Blocks(path, LAYOUT, table="t", way="reference") as blocks:
+    blocks.put(all_R, fields)
+    map = blocks.sync()
+content, held = path.read_bytes(), []
+
+def hear(asked):
+    held.append(asked)
+    if len(held) == 3 * len(BLOCKS_APART):
+        for of in reversed(held):
+            of.answer(content[of.at : of.at + of.count])
+
+try: listen(str(path), hear)
+except NotImplementedError: sys.exit(77)
+opened = [Blocks(path, LAYOUT, table="t", map=map, way="threads", is_written=False) for _ in range(3)]
+for of, error in get([(cached(blocks, 2), BLOCKS_APART) for blocks in opened]):
+    assert error is None and all(of[name].equal(fields[name][BLOCKS_APART]) for name in fields)
+assert len(held) == 3 * len(BLOCKS_APART)
+"""
+
+
+@built
+@pytest.mark.multi
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="seccomp is Linux'")
+def test_threads_await_all_tables_at_once(tmp_path: Path) -> None:
+    """No read is answered before all blocks of all tables are asked for."""
+    run = [sys.executable, "-c", AT_ONCE, str(tmp_path / "rows")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=100)
+    if done.returncode == 77:
+        pytest.skip("seccomp lets nobody answer")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("way", WAYS_OF_READING)

@@ -19,9 +19,9 @@ from sparrow.models import dlrm
 from sparrow.serving import Scorer, load
 from sparrow.serving.deltas import TABLES
 from sparrow.serving.export import export
-from sparrow.serving.ssd import Ssd, UnreadableError
+from sparrow.serving.ssd import Ssd, UnreadableError, lookup
 from sparrow.serving.ssd.blocks import ROWS
-from sparrow.serving.ssd.rows import CachedRows
+from sparrow.serving.ssd.rows import CachedRows, read
 from sparrow.trained.build import tables_of
 from sparrow.trained.run import Loop
 from sparrow.trained.scorer import restore
@@ -157,6 +157,22 @@ def test_rows_that_never_learnt_are_pruned(model: Path, log: Path, tmp_path: Pat
     rows = rows_of(pruned, log)
     assert answers(pruned, rows) != answers(held, rows)
     assert answers(load(tmp_path / "model", ssd=ssd(tmp_path / "ssd")), rows) == answers(pruned, rows)
+
+
+def test_a_request_asks_for_all_its_rows_at_once(
+    model: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """User and candidates; see tests/kernels/cached_rows for how they are read."""
+    asked: list[list[str]] = []
+
+    def noted(of: Any) -> Any:
+        asked.append([rows.table for rows, _ in of])
+        return read(of)
+
+    scorer = load(model, ssd=ssd(tmp_path))
+    monkeypatch.setattr(lookup, "read", noted)
+    answers(scorer, rows_of(scorer, log))
+    assert asked == [["user", "item", "tags", "cat_0", "cat_1", "cat_2"]] * 4  # scored twice, then ranked twice
 
 
 def test_tables_in_memory_are_not_read(model: Path, log: Path, tmp_path: Path, expected: list[bytes]) -> None:
