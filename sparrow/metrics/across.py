@@ -26,8 +26,8 @@ def folded(world: World, streams: Sequence[Streaming]) -> list[dict[str, Tensor]
     The weights by score, whose counts are exact, are rank 0's from now on. The sums, [W, 5], stay those of each rank:
     added up they would be rounded, and a run that was stopped between two checkpoints would end in other bits.
     """
-    states = [stream.state_dict() for stream in merged(world, streams)]
-    own_S5 = torch.stack([stream.state_dict()["sums"] for stream in streams])
+    states = [stream.state_dict() for stream in (merged(world, streams) if world.size > 1 else streams)]
+    own_S5 = torch.stack([stream._sums for stream in streams])  # not its state_dict, which looks at all bins
     of_ranks = world.all_gather("metrics", own_S5, same=True)
     for number, (stream, state) in enumerate(zip(streams, states, strict=True)):
         state["sums"] = torch.stack([of_rank[number] for of_rank in of_ranks])
