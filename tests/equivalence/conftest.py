@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,10 +16,7 @@ def ranks() -> Iterator[Callable[[int], Pool]]:
 
     def of(size: int) -> Pool:
         if size not in pools:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-            pools[size] = Pool(size, HOSTS[size], port)
+            pools[size] = Pool(size, HOSTS[size])
         return pools[size]
 
     yield of

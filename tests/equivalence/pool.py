@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing as mp
 import os
+import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -19,7 +20,10 @@ from tests.pace import Deadline
 class Pool:
     """`size` ranks on hosts of `local_size`, over Gloo on loopback."""
 
-    def __init__(self, size: int, local_size: int, port: int) -> None:
+    def __init__(self, size: int, local_size: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
         context = mp.get_context("forkserver")  # which imports torch once, not every rank for itself
         context.set_forkserver_preload(["tests.equivalence.cases"])
         self.size, self.pipes, self.processes, self.broken = size, [], [], ""
