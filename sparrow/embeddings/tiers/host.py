@@ -85,9 +85,8 @@ class HostStore(SsdStore):
 
     def _read_into(self, rows_U: Tensor, frames_U: Tensor, batch: int) -> None:
         super()._read_into(rows_U, frames_U, batch)
-        self._records.expect(
-            rows_U
-        )  # last: if they find no frames in memory, those on the device are filled all the same
+        # last: if they find no frames in memory, those on the device are filled all the same
+        self._records.expect(rows_U)
 
 
 class HostRows:

@@ -13,6 +13,7 @@ from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers.store import At
 from sparrow.kernels.block_io import BlockMap, Blocks, Layout
 from sparrow.kernels.embedding_bag import Rows, Table
+from sparrow.kernels.formats import Field
 
 First = Callable[[Tensor], dict[str, Tensor]]
 """Rows int64 [U] -> the fields with which they begin."""
@@ -66,12 +67,11 @@ class Saved:
 
     def copied(self) -> Saved:
         """Returns one that holds the newer rows, and the counts of all, in memory of its own."""
-        count, made = len(self.rows_U), dict[str, Tensor]()
-        step = max(1, PIECE // self.layout.record_bytes)
-        for name, of in self.layout.fields.items():
-            made[name] = torch.empty(of.shape(count), dtype=of.dtype)
+        count, step = len(self.rows_U), max(1, PIECE // self.layout.record_bytes)
+        made = empty(self.layout.fields, count)
+        for name, of in made.items():
             for first in range(0, count, step):
-                made[name][first : first + step] = self.field(name, first, min(first + step, count))
+                of[first : first + step] = self.field(name, first, min(first + step, count))
         counts_R = self.counts_R.clone()
         return replace(self, counts_R=counts_R, field=lambda name, first, last: made[name][first:last])
 
@@ -109,7 +109,7 @@ class SavedStore(nn.Module):
         """Returns what `RowStore.read` says, of a slice."""
         assert isinstance(at, slice) and self.first is not None
         rows_U, fields = torch.arange(at.start, at.stop), self._blocks.layout.fields
-        made = {name: torch.empty(of.shape(len(rows_U)), dtype=of.dtype) for name, of in fields.items()}
+        made = empty(fields, len(rows_U))
         never_U = self._blocks.wait(self._blocks.fetch(rows_U, made, rows_U - at.start))
         low, high = torch.searchsorted(self._rows_U, torch.tensor([at.start, at.stop])).tolist()
         newer_V = self._rows_U[low:high] - at.start
@@ -133,7 +133,7 @@ class SavedStore(nn.Module):
     def _gathered(self, at_V: Tensor) -> dict[str, Tensor]:
         """Returns all fields of some of the newer rows, which are at these places, in one pass."""
         fields, step = self._blocks.layout.fields, max(1, PIECE // self._blocks.layout.record_bytes)
-        made = {name: torch.empty(of.shape(len(at_V)), dtype=of.dtype) for name, of in fields.items()}
+        made = empty(fields, len(at_V))
         ordered_V, to_V = at_V.sort()
         for name, of in made.items():
             for first in range(0, len(self._rows_U), step):
@@ -174,6 +174,11 @@ class SavedStore(nn.Module):
     def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
         """Fails."""
         raise AssertionError("these rows are only read")
+
+
+def empty(fields: Mapping[str, Field], rows: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Returns memory for so many rows, field by field."""
+    return {name: torch.empty(of.shape(rows), dtype=of.dtype, device=device) for name, of in fields.items()}
 
 
 def put_into(held: Mapping[str, Tensor], at_U: Tensor, fields: Mapping[str, Tensor]) -> None:

@@ -19,7 +19,7 @@ from sparrow.core import UserError
 from sparrow.core.files import sync
 from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.saved import First, Saved, put_into
+from sparrow.embeddings.tiers.saved import First, Saved, empty, put_into
 from sparrow.embeddings.tiers.spare import Spare
 from sparrow.embeddings.tiers.store import At, Folder, chosen_device, level_of
 from sparrow.kernels import row_cache
@@ -71,7 +71,7 @@ class SsdStore(nn.Module):
         self.rows = rows
         self.dim = dim
         self.window = folder.window
-        self.settled = 0  # the last batch so that it and all before it have learnt; for `save` alone
+        self.settled = 0  # the last batch so that it and all before it have learnt
         self._counted = 0  # the last batch whose uses of rows are counted, if the policy is LFU
         self.first: First | None = None  # whoever made the store says it
         self._fields = component.fields_of(dim)
@@ -236,7 +236,7 @@ class SsdStore(nn.Module):
             yield slots_U
             return
         self._borrowers = rows_U[out_V]
-        self._borrowed = self._empty(len(out_V), self._held["touched"].device)
+        self._borrowed = empty(self._fields, len(out_V), self._held["touched"].device)
         slots_U[out_V] = len(self._held["touched"]) + torch.arange(len(out_V))
         yield slots_U
         self._put(self._borrowers, self._borrowed)
@@ -248,7 +248,7 @@ class SsdStore(nn.Module):
         """Returns what `RowStore.read` says, as copies in the memory of the host. A checkpoint may hold all rows."""
         self.arrive()
         rows_U = _rows_of(at, self.rows)
-        made = self._empty(len(rows_U), "cpu")
+        made = empty(self._fields, len(rows_U))
         frames_U = self._frames_of(rows_U)
         held_V, (out_V, rows_V) = (frames_U >= 0).nonzero()[:, 0], _ascending(rows_U, frames_U < 0)
         never_V = self._blocks.wait(self._blocks.fetch(rows_V, made, out_V))
@@ -469,9 +469,6 @@ class SsdStore(nn.Module):
     def _open(self, path: Path, map: BlockMap | None, is_written: bool = True) -> Blocks:
         queue, table = self.component.tier_queue(self.rows), self.component.name
         return Blocks(path, self._layout, table=table, map=map, bytes_queue=queue, is_written=is_written)
-
-    def _empty(self, rows: int, device: torch.device | str) -> dict[str, Tensor]:
-        return {name: torch.empty(of.shape(rows), dtype=of.dtype, device=device) for name, of in self._fields.items()}
 
     def _first(self, rows_U: Tensor) -> dict[str, Tensor]:
         assert self.first is not None
