@@ -247,7 +247,7 @@ def _needed(
 
     On an SSD a table has frames for all batches under way. How many those are nobody knows before they are read.
     """
-    needs = preflight.estimate(_placed(run, dataset, _small(specs)), dataset)
+    needs = preflight.estimate(reuse.placed(run, dataset, _small(specs)), dataset)
     parts = [part for spec in specs if reuse.may_leave(spec) for part in spec.components]
     copies = 1 + run.checkpoint.background
     on_ssd, in_memory = (
@@ -267,16 +267,10 @@ def _beside_rank(
     saving: Callable[[Mapping[str, Tier]], int],
 ) -> int:
     """Returns the bytes of memory that a rank needs beside its tables and their checkpoints."""
-    needs = preflight.estimate(_placed(run, dataset, _small(specs)), dataset, grid.size, grid.local_size)
+    needs = preflight.estimate(reuse.placed(run, dataset, _small(specs)), dataset, grid.size, grid.local_size)
     return needs.bytes_host - needs.host["tables"] - saving(_small(specs))
 
 
 def _small(specs: Sequence[TableSpec]) -> dict[str, Tier]:
     """Returns the smallest place of each table that may leave memory, so that any machine can measure a step."""
     return {spec.name: SMALLEST for spec in specs if reuse.may_leave(spec)}
-
-
-def _placed(run: Run, dataset: Dataset, tiers: Mapping[str, Tier]) -> Run:
-    """Returns the run with tables in these places."""
-    rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
-    return dataclasses.replace(run, tables=run.tables.placed(tiers, rows))

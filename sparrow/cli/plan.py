@@ -34,7 +34,7 @@ class Arguments:
     ssd: Path | None = None
     """A folder on an SSD. Without one all tables stay in memory."""
     reads: float | None = None
-    """Random reads/s of 4 KiB that the SSD does; by default it is measured, which takes about a second."""
+    """Random reads/s of 4 KiB that the SSD does; by default it is measured, which takes some seconds."""
     examples: int = 1_000_000
     """Read at most so many of the training part."""
     ranks: int = 1

@@ -50,19 +50,11 @@ class Device:
     batch_s: float = 3e-4
 
     def __post_init__(self) -> None:
-        require(
-            above=0,
-            reads_per_s=self.reads_per_s,
-            bytes_per_s=self.bytes_per_s,
-            memory_bytes_per_s=self.memory_bytes_per_s,
-            processor_s=self.processor_s,
-            miss_s=self.miss_s,
-            batch_s=self.batch_s,
-        )
+        require(above=0, **vars(self))
 
 
 def probed(folder: Path) -> Device:
-    """Returns what the disk under a folder does, in about two seconds. 96 MiB are written there, and go away.
+    """Returns what the disk under a folder does, in some seconds. 96 MiB are written there, and go away.
 
     Raises:
         UserError: when the folder cannot be written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,13 +51,12 @@ def uses(run: Run, dataset: Dataset, examples: int = EXAMPLES, told: Progress = 
     traces = {part.name: Trace(window=window) for spec in specs for part in spec.components}
     lookups = dict.fromkeys(traces, 0)
     count, total = 0, _batches(run, dataset)
-    most = max(examples // run.data.batch_size, 1)
-    for batch in _training(run, dataset, min(most, total)):
+    most = min(max(examples // run.data.batch_size, 1), total)
+    for count, batch in enumerate(_training(run, dataset, most), 1):
         for name, rows_N in _rows(tables, batch, set(traces)).items():
             traces[name].add(rows_N)
             lookups[name] += len(rows_N)
-        count += 1
-        told("reading batches", count, min(most, total))
+        told("reading batches", count, most)
     is_whole = count >= total and run.init_from is None
     filling = 0 if is_whole else count // 2  # the beginning of a long run fills caches, and is a small part of it
 
@@ -67,6 +66,12 @@ def uses(run: Run, dataset: Dataset, examples: int = EXAMPLES, told: Progress = 
         return Use(component=component, curve=curve, lookups=each, is_whole=is_whole)
 
     return {spec.name: [use(component) for component in spec.components] for spec in specs}
+
+
+def placed(run: Run, dataset: Dataset, tiers: Mapping[str, Tier]) -> Run:
+    """Returns the run with tables in these places."""
+    rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
+    return replace(run, tables=run.tables.placed(tiers, rows))
 
 
 def on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> str:
@@ -82,20 +87,17 @@ def on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> str:
     """
     window = (1 + MOST_AHEAD) * run.loop.accumulate
     found = uses(run, dataset, max(FEW, 2 * window * run.data.batch_size))
-    rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
     least, most = (max(map(bound, found.values()), default=0) for bound in (smallest, largest))
 
-    def placed(size: int) -> Run:
-        return replace(run, tables=run.tables.placed(dict.fromkeys(found, Tier(name="ssd", bytes=size)), rows))
-
     sizes = sorted({least, *(max(least, int(share * most)) for share in TRIED)}, reverse=True)
-    fitting = next((size for size in sizes if fits(placed(size))), None)
+    tiers = {size: Tier(name="ssd", bytes=size) for size in sizes}
+    fitting = next((n for n, tier in tiers.items() if fits(placed(run, dataset, dict.fromkeys(found, tier)))), None)
     if not found or fitting is None:
         return ""
     device = Device() if run.ssd is None else probed(Path(run.ssd))
     told = []
     for size in sorted({least, fitting}):
-        costs = [cost(of, Tier(name="ssd", bytes=size), device) for of in found.values()]
+        costs = [cost(of, tiers[size], device) for of in found.values()]
         memory, rate = gb(sum(one.bytes for one in costs)), speed(costs, run.data.batch_size)
         told.append(f"--tables.tier.bytes {size} ({memory} of them in memory, at most {rate:,.0f} examples/s)")
     setting = f"--ssd {run.ssd or 'DIR'} --tables.tier.name ssd"
