@@ -263,10 +263,9 @@ def load(path: Path) -> tuple[dict[str, Learned], int]:
             parts.setdefault(site, {}).setdefault(part, {})[key] = tensor
         found = {}
         for site, of in parts.items():
-            x, grad = Moments.of(of["x"]), Moments.of(of["grad"])
-            sizes, weight = Moments.of(of["sizes"]), MatrixNormal.of(of["weight"])
-            learned = Learned(x=x, grad=grad, sizes=sizes, weight=weight)
-            if learned.of_examples and (len(x.mean) % learned.shape[1] or len(x.mean) < weight.mean.numel()):
+            x, grad, sizes = (Moments.of(of[part]) for part in ("x", "grad", "sizes"))
+            learned = Learned(x=x, grad=grad, sizes=sizes, weight=MatrixNormal.of(of["weight"]))
+            if learned.of_examples and (len(x.mean) % learned.shape[1] or len(x.mean) < learned.weight.mean.numel()):
                 raise ValueError(f"{site}: sizes do not fit each other")
             found[site] = learned
         return found, int(about["step"])

@@ -25,6 +25,7 @@ from sparrow.training.blocks import forget, remove_files
 from sparrow.training.loop import Listener, Trainer
 from sparrow.training.preflight import check_settings, threads_given_back
 from sparrow.training.ranks import Ranks
+from sparrow.training.reuse import silent
 from sparrow.training.rundir import Held, RunDir
 
 STEPS, ROWS = 300, 20_000  # of the short run that is probed, and of the valid part by which it is judged, then checked
@@ -136,10 +137,10 @@ def _chosen(folder: Path, kept: Path, ranks: int, listen: Listener) -> dict[str,
     """Returns the recipe that suits the short run, and keeps it. ranks: among which a batch is divided."""
     found = restore(folder)
     run, dataset = found.run, data.open(found.run.data.path)
-    sites = gathered(found, dataset, probe.load(folder / probe.FILE)[0] or None, quiet)
+    sites = gathered(found, dataset, probe.load(folder / probe.FILE)[0], silent)
     share = replace(run, data=replace(run.data, batch_size=-(-run.data.batch_size // ranks)))
     judges, _ = judges_of(dataset, ROWS)
-    precision, rise = within_budget(found, verdicts(sites, share, quiet), judges, BUDGET, quiet)
+    precision, rise = within_budget(found, verdicts(sites, share, silent), judges, BUDGET, silent)
     told = f"By `sparrow train --precision auto`, after {found.step} steps, for this machine."
     if rise is not None:
         by = f"{100 * rise.value:+.4f} % (95 %: at most {100 * rise.upper:+.4f} %)"
@@ -147,7 +148,3 @@ def _chosen(folder: Path, kept: Path, ranks: int, listen: Listener) -> dict[str,
         listen("note", {"text": f"precision: auto: NE is above that of fp32 by {by}, on rows that have not chosen"})
     write_text(kept, as_file(precision, told))
     return recipe_file(kept)
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    """Progress that nobody is shown."""

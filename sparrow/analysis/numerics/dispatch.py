@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +21,7 @@ from sparrow.layers.recipe import Recipe
 from sparrow.layers.watch import Operands
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import Restored
+from sparrow.training.preflight import threads_given_back
 
 MOST_MERE, LEAST_SPEEDUP = 0.2, 1.05
 HIGH = "fp32"
@@ -94,7 +94,8 @@ def verdicts(sites: Sequence[Site], run: Run, progress: Progress) -> dict[str, l
         for which in PASSES:
             fitting = {name: one for name, one in there.items() if one.takes(*factors(which, wholes[0]))}
             absent = missing | {name: "its units do not take these sizes" for name in there if name not in fitting}
-            with threads(run.threads):
+            with threads_given_back():
+                torch.set_num_threads(run.threads or torch.get_num_threads())
                 taken = milliseconds(wholes[0], which, fitting)
             mere = {name: [_mere(one, which, of, device) for of in sizes] for name, one in fitting.items()}
             worst = {name: float(torch.tensor(each).max()) for name, each in mere.items()}  # of NaN, NaN
@@ -111,17 +112,6 @@ def _mere(one: Candidate, which: str, of: Sequence[Operands], device: torch.devi
     a, b = next(pair for pair in (factors(which, some) for some in of) if one.takes(*pair))
     out = one.multiply(a.to(device), b.to(device))
     return errors(out.cpu(), (a.double() @ b.double()).cpu()).mere
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Within this context operations have so many threads; 0 leaves their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _whole(of: Operands, each: float, batch_size: int, device: torch.device) -> Operands:
@@ -231,12 +221,10 @@ def as_in_recipe(alone: Mapping[str, Sequence[Verdict]], precision: Precision) -
         alone: see `verdicts`.
         precision: what `within_budget` made of them.
     """
-    found = {}
+    found, names = {}, {one.FORMATS: name for name, one in candidates().items()}
+    high = Recipe.of(HIGH)
     for site, of in alone.items():
-        recipe, chosen = precision.sites.get(site), [HIGH] * len(of)
-        if recipe is not None:
-            names = {recipe_of({site: of}, {site: name}, precision).sites[site].forward: name for name in of[0].allowed}
-            chosen = [names.get(recipe.forward, HIGH), *(verdict.chosen for verdict in of[1:])]
+        chosen = [names[formats[0], formats[1]] for formats in precision.sites.get(site, high).passes]
         whys = [f"the budget of NE leaves {of[0].chosen} out", *[f"all forwards are {HIGH}"] * (len(of) - 1)]
         found[site] = [
             one if one.chosen == name else replace(one, chosen=name, why=f"{why}; {one.why}")

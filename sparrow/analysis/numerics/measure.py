@@ -54,7 +54,7 @@ class Site:
         return tuple(self.operands.weight.shape[self.operands.of_examples :])
 
 
-def gathered(found: Restored, dataset: Dataset, learned: Mapping[str, Learned] | None, told: Progress) -> list[Site]:
+def gathered(found: Restored, dataset: Dataset, learned: Mapping[str, Learned], told: Progress) -> list[Site]:
     """Returns the products of a model with their operands on the last batches of the training part.
 
     Nothing is learnt from these batches, and of tables nothing is changed.
@@ -62,7 +62,7 @@ def gathered(found: Restored, dataset: Dataset, learned: Mapping[str, Learned] |
     Args:
         found: the model.
         dataset: the prepared log.
-        learned: of a probe that watched the run; by default one watches here.
+        learned: of a probe that watched the run; if it knows nothing, one watches here.
         told: is told how far it is.
 
     Raises:
@@ -83,7 +83,7 @@ def gathered(found: Restored, dataset: Dataset, learned: Mapping[str, Learned] |
 
     def see(name: str, of: Operands) -> None:
         seen[name] = [*(seen.get(name, []) if of.weight.dim() == 2 else []), of]
-        if learned is None:
+        if not learned:
             probe.see(name, of)
 
     for tables in tables_of(model):
@@ -96,7 +96,7 @@ def gathered(found: Restored, dataset: Dataset, learned: Mapping[str, Learned] |
         model.zero_grad(set_to_none=True)
     model.eval()
     told("batches of training", count, count)
-    known, sites = probe.found if learned is None else dict(learned), named_sites(model.model)
+    known, sites = learned or probe.found, named_sites(model.model)
     of_rows = (count * size, size)
     return [_site(name, sites[name].high, of, known.get(name), of_rows) for name in sites if (of := seen.get(name))]
 

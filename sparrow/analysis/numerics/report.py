@@ -68,7 +68,7 @@ def numerics(
     check_schema(found.schema, dataset.schema, dataset.path)
     file = run_dir / probe.FILE
     learned, step = probe.load(file) if file.exists() else ({}, 0)
-    sites = gathered(found, dataset, learned or None, told)
+    sites = gathered(found, dataset, learned, told)
     if not sites:
         raise UserError(f"{run_dir}: {found.name} has no products of matrices that train")
     notes = of_learned(sites, learned, step if file.exists() else None)
