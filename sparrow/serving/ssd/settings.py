@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,7 +65,8 @@ class Ssd:
         """
         for name in self.in_memory:
             if not any(_is_part(component, name) for component in bytes_of):
-                raise UserError(f"in_memory: no table {name!r}{suggest(name, _tables(bytes_of))}")
+                known = {component.split(".")[0] for component in bytes_of}
+                raise UserError(f"in_memory: no table {name!r}{suggest(name, known)}")
         return [
             component
             for component, size in bytes_of.items()
@@ -77,7 +77,3 @@ class Ssd:
 def _is_part(component: str, table: str) -> bool:
     """Whether a component is a table, or one of its parts, which are named TABLE.PART."""
     return component == table or component.startswith(f"{table}.")
-
-
-def _tables(components: Iterable[str]) -> list[str]:
-    return sorted({component.split(".")[0] for component in components})
