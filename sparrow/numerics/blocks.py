@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparrow.numerics.bits import exponents, pack, power, unpack
-from sparrow.numerics.formats import NAN_SCALE, SCALE_BITS, Format
+from sparrow.numerics.formats import NAN_SCALE, Format
 from sparrow.numerics.rounding import Rounding
 
 LEAST = -127  # the exponent of the least scale
@@ -46,25 +46,21 @@ def rounded(
             itself only where nothing is cut off: not with powers of two by "floor".
         noise: for "stochastic": int64 in the shape of x, see `rounding.noise`.
     """
-    rows = x.movedim(axis, -1)
-    flat = _flat(rows, format)
-    noise = None if noise is None else _flat(noise.movedim(axis, -1), format)
-    codes, scales, shifts = _encoded(flat.float(), format, rounding, noise)
-    return _decoded(codes, scales, shifts, format).view(rows.shape).movedim(-1, axis)
+    codes, scales, shifts = _encoded(x, format, axis, rounding, noise)
+    return _decoded(codes, scales, shifts, format).view(x.movedim(axis, -1).shape).movedim(-1, axis)
 
 
 def encode(
     x: Tensor, format: Format, axis: int = -1, rounding: Rounding = "nearest", noise: Tensor | None = None
 ) -> Packed:
     """Returns x in a format, packed. The arguments are those of `rounded`."""
-    rows = x.movedim(axis, -1)
-    noise = None if noise is None else _flat(noise.movedim(axis, -1), format)
-    codes, scales, shifts = _encoded(_flat(rows, format).float(), format, rounding, noise)
-    packed = pack(codes.view(rows.shape), format.element.bits)
+    codes, scales, shifts = _encoded(x, format, axis, rounding, noise)
+    *others, length = x.movedim(axis, -1).shape
+    packed = pack(codes.view(*others, length), format.element.bits)
     if scales is not None and format.block != "tensor":
-        scales = scales.view(*rows.shape[:-1], scales.shape[-1])
+        scales = scales.view(*others, scales.shape[-1])
     if shifts is not None:
-        shifts = pack(shifts.view(*rows.shape[:-1], shifts.shape[-1]), format.shift_bits)
+        shifts = pack(shifts.view(*others, shifts.shape[-1]), format.shift_bits)
     return Packed(packed, scales, shifts)
 
 
@@ -94,10 +90,11 @@ def _flat(rows: Tensor, format: Format) -> Tensor:
 
 
 def _encoded(
-    x_MN: Tensor, format: Format, rounding: Rounding, noise_MN: Tensor | None
+    x: Tensor, format: Format, axis: int, rounding: Rounding, noise: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Returns codes [M, N], scales [M, blocks] and shifts [M, pairs] as `Packed` has them, but for packing."""
-    element = format.element
+    element, x_MN = format.element, _flat(x.movedim(axis, -1), format).float()
+    noise_MN = None if noise is None else _flat(noise.movedim(axis, -1), format)
     if format.block is None:
         return element.codes(x_MN, rounding, noise_MN, saturate=False), None, None
     block = format.block if isinstance(format.block, int) else max(1, x_MN.shape[1])
@@ -158,6 +155,3 @@ def _largest(x_MN: Tensor, block: int) -> Tensor:
 def _spread(of_blocks: Tensor, block: int, like_MN: Tensor) -> Tensor:
     """Returns what blocks have for each of their numbers, [M, N]."""
     return of_blocks.repeat_interleave(block, 1)[:, : like_MN.shape[1]]
-
-
-assert (1 << SCALE_BITS) - 1 == NAN_SCALE

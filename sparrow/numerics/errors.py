@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-TAU = 0.01
+TAU = 0.01  # see `Errors`
 
 
 class Errors(NamedTuple):
@@ -27,8 +27,8 @@ class Errors(NamedTuple):
     relative: float
 
 
-def errors(out: Tensor, exact: Tensor, tau: float = TAU) -> Errors:
-    """Returns how far outputs lie from references of the same shape. tau: see `Errors`.
+def errors(out: Tensor, exact: Tensor) -> Errors:
+    """Returns how far outputs lie from references of the same shape.
 
     Where both are 0 throughout, all are 0. Where only the references are, all are infinite.
     """
@@ -39,7 +39,7 @@ def errors(out: Tensor, exact: Tensor, tau: float = TAU) -> Errors:
         return Errors(nowhere, nowhere, 0, nowhere)
     known = size > 0
     return Errors(
-        mere=float((apart / size.clamp(min=tau * float(size.square().mean().sqrt()))).mean()),
+        mere=float((apart / size.clamp(min=TAU * float(size.square().mean().sqrt()))).mean()),
         raw=float((apart[known] / size[known]).mean()),
         numbers=int(known.sum()),
         relative=float(torch.linalg.vector_norm(apart) / torch.linalg.vector_norm(size)),

@@ -9,7 +9,7 @@ from sparrow.core.errors import UserError
 from sparrow.numerics.elements import ELEMENTS, Element, whole
 
 SCALE_BITS = 8  # d1 of a power of two: the exponent + 127; 255 says that the block is not a number (OCP's E8M0)
-NAN_SCALE = 255
+NAN_SCALE = (1 << SCALE_BITS) - 1
 
 
 @dataclass(frozen=True, kw_only=True)

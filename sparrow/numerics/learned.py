@@ -17,7 +17,7 @@ MOMENTUM = 0.99
 LEAST = 1e-6  # of a covariance's mean variance: what is added to it before it is inverted
 
 
-def spans(columns: int, block: int = BLOCK) -> list[slice]:
+def spans(columns: int, block: int) -> list[slice]:
     """Returns the blocks into which columns are cut."""
     return [slice(first, min(first + block, columns)) for first in range(0, columns, block)]
 
