@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-BLOCK = 256
+BLOCK, EPS = 256, 1e-5  # EPS is added to the mean square
 
 
 class LayerNorm(nn.LayerNorm):
@@ -21,15 +21,9 @@ class BlockNorm(nn.Module):
     LoKA's norm in the place of a layer norm (arXiv 2605.10886). It has no parameters and subtracts no mean. Where a
     layer norm subtracts a mean of c from numbers with a spread of s, it makes relative errors c / s times as large.
     The paper's `view(-1, 256)` would mix examples where 256 does not divide the width; here no block spans two.
-
-    eps: is added to the mean square.
     """
-
-    def __init__(self, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the normed numbers, in the shape and type of x."""
-        normed = [F.rms_norm(block, block.shape[-1:], eps=self.eps) for block in x.split(BLOCK, -1)]
+        normed = [F.rms_norm(block, block.shape[-1:], eps=EPS) for block in x.split(BLOCK, -1)]
         return normed[0] if len(normed) == 1 else torch.cat(normed, -1)
