@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -106,11 +105,6 @@ class Precision:
         """Whether a row's score depends on the other rows of its batch, because activations have a scale together."""
         forward = [OPERANDS[recipe.forward[0]].format for recipe in self.recipes]
         return any(format is not None and format.block == "tensor" for format in forward)
-
-    @cached_property
-    def formats(self) -> set[str]:
-        """Those of operands, of all sites; "fp32" is not among them."""
-        return {name for recipe in self.recipes for pair in recipe.passes for name in pair} - {"fp32"}
 
     def units(self, device: torch.device) -> tuple[Candidate, ...]:
         """Returns the candidates that compute its products on a device, but for those of TYPES."""
@@ -243,12 +237,12 @@ def computed(precision: Precision, device: torch.device) -> dict[str, Any]:
 
     The latter are "emulated", by products in the types of "by". fp32 is left out.
     """
-    formats = [formats for recipe in precision.recipes for formats in recipe.passes]
+    pairs = {pair for recipe in precision.recipes for pair in recipe.passes}
     has_bf16 = not lacks_bf16(device) and MEMBERS[precision.name].between == torch.bfloat16
-    names = sorted(precision.formats)
+    names = sorted({name for pair in pairs for name in pair} - {"fp32"})
     is_native = {**{name: True for one in precision.units(device) for name in one.FORMATS}, "bf16": has_bf16}
     emulated = [name for name in names if not is_native.get(name)]
-    narrow = {is_exact_in_bf16(pair) and has_bf16 for pair in formats if set(pair) & set(emulated)}
+    narrow = {is_exact_in_bf16(pair) and has_bf16 for pair in pairs if set(pair) & set(emulated)}
     by = [name for name, is_narrow in (("bf16", True), ("fp32", False)) if is_narrow in narrow]
     natively = [name for name in names if name not in emulated]
     told = {"name": precision.name, "weights": precision.weights}
