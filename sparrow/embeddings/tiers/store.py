@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -116,6 +116,18 @@ def level_of(
 MakeStore = Callable[[Component, int, int], RowStore]
 """(component, rows, columns) -> a store for so many of its rows and columns."""
 
+T = TypeVar("T")
+
+
+@contextmanager
+def _within(choice: ContextVar[T], value: T) -> Iterator[None]:
+    token = choice.set(value)
+    try:
+        yield
+    finally:
+        choice.reset(token)
+
+
 _make: ContextVar[MakeStore | None] = ContextVar("_make", default=None)
 
 
@@ -124,14 +136,9 @@ def chosen_store() -> MakeStore | None:
     return _make.get()
 
 
-@contextmanager
-def stored_in(make: MakeStore) -> Iterator[None]:
+def stored_in(make: MakeStore) -> AbstractContextManager[None]:
     """Tables that are made within this context keep their rows in stores that `make` returns."""
-    token = _make.set(make)
-    try:
-        yield
-    finally:
-        _make.reset(token)
+    return _within(_make, make)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +157,9 @@ def chosen_folder() -> Folder | None:
     return _folder.get()
 
 
-@contextmanager
-def on_ssd(folder: Folder | None) -> Iterator[None]:
+def on_ssd(folder: Folder | None) -> AbstractContextManager[None]:
     """Tables that are made within this context and whose tier is "ssd" have their rows in files of a folder."""
-    token = _folder.set(folder)
-    try:
-        yield
-    finally:
-        _folder.reset(token)
+    return _within(_folder, folder)
 
 
 _place: ContextVar[str] = ContextVar("_place", default="cpu")
@@ -168,11 +170,6 @@ def chosen_device() -> str:
     return _place.get()
 
 
-@contextmanager
-def rows_on(device: str) -> Iterator[None]:
+def rows_on(device: str) -> AbstractContextManager[None]:
     """Tables that are made within this context have their rows on a device. The host never holds a whole table."""
-    token = _place.set(device)
-    try:
-        yield
-    finally:
-        _place.reset(token)
+    return _within(_place, device)
