@@ -10,7 +10,7 @@ from sparrow import data
 from sparrow.embeddings import TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.sharding.curves import Trace
-from sparrow.trained.run import Loop, Run
+from sparrow.trained.run import Checkpoints, Loop, Run
 from sparrow.training import preflight, reuse
 from sparrow.training.loop import Trainer
 from tests.runs import small_run
@@ -50,7 +50,7 @@ def counters(run: Run, folder: Path, share: float) -> dict[str, tuple[float, flo
 )
 def test_curves_say_what_frames_of_a_run_have(wide: Path, tmp_path: Path, share: float, accumulate: int) -> None:
     loop = Loop(max_steps=300 // accumulate, accumulate=accumulate)
-    run = small_run(wide, tmp_path / "run", batch_size=16, loop=loop)
+    run = small_run(wide, tmp_path / "run", batch_size=16, loop=loop, checkpoint=Checkpoints())
     found = counters(run, tmp_path, share)
     assert len(found) >= 2
     for hits, expected, used, references in found.values():
