@@ -119,7 +119,7 @@ def killed(made: tuple[Path, ...]) -> Iterator[Callable[[str, int, Path], tuple[
         server.stdin.close()
 
 
-@pytest.mark.parametrize("points", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("points", [3, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS)
 def test_killed_at_any_moment_it_is_there_or_not(
     way: str,
