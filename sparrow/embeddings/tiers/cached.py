@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparrow.core import UserError
 from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.ssd import NEVER, SsdStore
+from sparrow.embeddings.tiers.ssd import SsdStore
 from sparrow.embeddings.tiers.store import At, Beneath, RowStore, chosen_device, level_of
 from sparrow.kernels import embedding_bag, row_cache
 from sparrow.kernels.embedding_bag import Rows, Table, Tables
@@ -184,11 +184,12 @@ class CachedStore(nn.Module):
     def restore(self, rows_U: Tensor, fields: Mapping[str, Tensor], batch: int) -> Tensor:
         """Take back frames that were saved. Returns which rows found no frame, bool [U]."""
         self.batch = self.settled = batch
-        frames_U = row_cache.admit(self.frames, rows_U, batch, NEVER, counts=False).slots_N  # if one is free
-        fits_U = frames_U < len(self.frame("tag"))
+        frames_U = row_cache.free_frames(self.frames, rows_U)
+        fits_U = frames_U >= 0
         for name in self._fields:
             if name not in ("tag", "stamp"):
                 self.frame(name)[frames_U[fits_U]] = fields[name][fits_U]
+        self.frame("tag")[frames_U[fits_U]] = rows_U[fits_U].int()
         self.frame("stamp")[frames_U[fits_U]] = (batch - fields["age"][fits_U]).int()
         return ~fits_U
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from sparrow.kernels import Impl, resolve
@@ -100,6 +101,30 @@ def slots_of(frames: Frames, rows_N: Tensor, *, impl: Impl = "auto") -> Tensor:
     return slots_N
 
 
+def free_frames(frames: Frames, rows_U: Tensor) -> Tensor:
+    """Returns a free frame for each of some rows that are out, or -1 where its set has none: int64 [U].
+
+    Rows that come first are served first.
+    """
+    free = (frames.tags_F < 0).nonzero()[:, 0]
+    sets_U = frames.sets_of(rows_U)
+    want, have = _numbered(sets_U), _numbered(free // WAYS)
+    order = have.argsort()
+    at = torch.searchsorted(have[order], want).clamp(max=max(len(have) - 1, 0))
+    if not len(have):
+        return torch.full_like(rows_U, -1)
+    return torch.where(have[order][at] == want, free[order][at], -1)
+
+
+def _numbered(sets_U: Tensor) -> Tensor:
+    """Returns a number for each entry that says its set and its place among those of the set."""
+    ordered, order = sets_U.sort(stable=True)
+    first = torch.searchsorted(ordered, ordered)
+    place = torch.empty_like(sets_U)
+    place[order] = torch.arange(len(sets_U), device=sets_U.device) - first
+    return sets_U * (1 << 31) + place
+
+
 def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
     if resolve(impl, tensor.device) == "reference":
         return reference
@@ -108,4 +133,4 @@ def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
     return cpp
 
 
-__all__ = ["AGING", "WAYS", "Frames", "Moves", "admit", "slots_of"]
+__all__ = ["AGING", "WAYS", "Frames", "Moves", "admit", "free_frames", "slots_of"]

@@ -148,6 +148,17 @@ def test_protected_rows_stay(impl: Impl) -> None:
     assert row_cache.slots_of(of, torch.tensor([0, 40]), impl=impl).tolist() == [WAYS, WAYS + 40]
 
 
+def test_free_frames_are_those_of_the_rows_sets() -> None:
+    of = frames(400, 4)
+    row_cache.admit(of, torch.arange(0, 400, 9), 1, 0)
+    out = torch.tensor([row for row in range(400) if row % 9])
+    found = row_cache.free_frames(of, out)
+    fits = found >= 0
+    assert len(found[fits].unique()) == int(fits.sum()) == 4 * WAYS - 45
+    assert torch.equal(found[fits] // WAYS, of.sets_of(out[fits]))
+    assert (of.tags_F[found[fits]] == -1).all()
+
+
 @built
 def test_rows_outside_are_refused() -> None:
     of = frames(100, 1)
