@@ -57,7 +57,7 @@ def numerics(
             markup=False, soft_wrap=True,
         )  # fmt: skip
     else:
-        kept = f"no candidate is faster, near enough and within the budget of {done.budget:.2%}, so all stays fp32"
+        kept = f"no candidate is faster, near enough and within {100 * done.budget:g} % of NE, so all stays fp32"
         _show.out.print(kept, markup=False, soft_wrap=True)
     _show.out.print(f"{run_dir / PAGE}: open it in a browser; {run_dir / RECIPE}: for --precision", soft_wrap=True)
 

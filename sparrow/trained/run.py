@@ -330,6 +330,6 @@ def _override(data: dict[str, Any], name: str, value: Any) -> None:
             raise UserError(f"--{name}: {parent} is a value, not a table; see `sparrow train --help` for the names")
     if leaf == "name" and data.get(leaf) != value:
         data.clear()
-    if name == "precision.name":
-        data.pop("sites", None)  # of the recipe before
+    if name == "precision.name" and data.pop("sites", None):  # of the recipe before, and so are weights
+        data.pop("weights", None)
     data[leaf] = value

@@ -86,10 +86,10 @@ def test_a_recipe_file_is_named_from_the_run_file_or_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "mine.toml").write_text('[sites]\n"deep.*" = "mx6"\n')
+    (tmp_path / "runs" / "mine.toml").write_text('weights = "bf16"\n[sites]\n"deep.*" = "mx6"\n')
     file = tmp_path / "runs" / "run.toml"
     file.write_text('run_dir = "r"\nprecision = "mine.toml"\n[data]\npath = "log"\n')
-    want = Precision("fp32", {"deep.*": Recipe.of("mx6")})
+    want = Precision("fp32", {"deep.*": Recipe.of("mx6")}, "bf16")
     assert Run.load(file).precision == want
     Run.load(file).save(tmp_path / "saved.toml")
     assert Run.load(tmp_path / "saved.toml").precision == want

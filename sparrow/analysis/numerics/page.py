@@ -125,7 +125,7 @@ def _candidates(done: Numerics) -> str:
 
 
 def _recipe(done: Numerics, recipe: str) -> str:
-    told = f"No candidate is faster, near enough and within the budget of {done.budget:.2%}, so all stays {HIGH}."
+    told = f"No candidate is faster, near enough and within the budget of {100 * done.budget:g} %, so all stays {HIGH}."
     why = "" if done.precision.sites else elements.text(told)
     return f"{why}<pre>{elements.escape(recipe)}</pre>"
 
