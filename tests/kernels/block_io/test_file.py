@@ -306,6 +306,26 @@ def test_a_file_that_cannot_grow(tmp_path: Path, way: Any) -> None:
 
 
 @each_way
+def test_a_block_of_which_a_part_was_written(tmp_path: Path, way: Any) -> None:
+    """The system writes what fits below its limit, and refuses the rest, which is asked for next."""
+    map, path, all_R = written(tmp_path / "rows", way), tmp_path / "rows", torch.arange(ROWS)
+    end = (int(map.places_K.max()) + 1) * LAYOUT.block
+    with open(path, "r+b") as file:
+        file.truncate(end + 64 * LAYOUT.block)  # so that it need not grow
+    with make(path, way, map=map) as blocks:
+        blocks.keep(map)
+        blocks.put(all_R, records(all_R, 1))
+        with file_limit(end + 512), pytest.raises(UserError, match="ads, rows .*: cannot write .*: File too large"):
+            blocks.sync()
+        check(blocks, dict.fromkeys(range(ROWS), 1))
+        assert any(path.read_bytes()[end : end + 512]), "a part was written"
+        blocks.sync()
+        check(blocks, dict.fromkeys(range(ROWS), 1))
+    with make(path, way, map=map) as blocks:
+        check(blocks, dict.fromkeys(range(ROWS), 0))
+
+
+@each_way
 def test_a_full_queue_that_cannot_be_written(tmp_path: Path, way: Any) -> None:
     """`put` takes nothing then, and a later one goes on."""
     row, kept = torch.tensor([0]), {}
