@@ -113,6 +113,19 @@ def test_fp8_takes_what_its_units_take() -> None:
     assert not fp8_rowwise.takes(torch.zeros(2, 16, 32), torch.zeros(2, 32, 16))
 
 
+def test_torchs_own_operator_multiplies_fp8() -> None:
+    """It is there for CPUs too, where it is no faster. So its arguments and numbers are known without a GPU."""
+    torch.manual_seed(0)
+    for m, k, n in ((64, 32, 48), (256, 624, 400)):
+        a_MK, b_KN = torch.randn(m, k) * torch.rand(m, 1), torch.randn(k, n)
+        exact_MN = rounded(a_MK, FORMATS["fp8-rowwise"], 1).double() @ rounded(b_KN, FORMATS["fp8-rowwise"], 0).double()
+        try:
+            found_MN = fp8_rowwise.multiply(a_MK, b_KN)
+        except NotImplementedError as error:
+            pytest.skip(f"this torch has no scaled_mm for CPUs: {error}")
+        torch.testing.assert_close(found_MN.double(), exact_MN, rtol=2**-8, atol=float(exact_MN.abs().max()) * 1e-5)
+
+
 def test_fp8_units_give_what_emulation_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a stand-in for `F.scaled_mm`, which multiplies the decoded codes: which passes ask it, and of what."""
     asked = []
