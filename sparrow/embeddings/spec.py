@@ -136,7 +136,8 @@ class Component:
             UserError: when format and rule both have a field of one name.
         """
         payload = self.format.fields(dim)
-        state = {name: replace(of, dtype=STATES[self.state]) for name, of in self.rule.fields(dim).items()}
+        kind = STATES[self.state]
+        state = {name: of if of.dtype == kind else replace(of, dtype=kind) for name, of in self.rule.fields(dim).items()}
         own = {"touched": Field(dtype=torch.uint8, across="max")} | (OF_IDS if self.policy else {})
         if both := [name for name in (*state, *own) if name in payload or name in state.keys() & own.keys()]:
             raise UserError(f"table {self.name!r}: format and rule both have a field {both[0]!r}; rename one")
@@ -213,8 +214,9 @@ class Component:
         own = rows * sum(field.bytes_row for field in self.fields_of(dim).values())
         own = self.tier_bytes(rows, dim) if self.tier.is_on else own
         own += self.policy.index_bytes(rows) if self.policy else 0
-        above = self.frames(rows) * self.frame_bytes(dim) + rows * (self.cache.policy == "lfu")
-        return own + above * self.cache.is_on
+        if not self.cache.is_on:
+            return own
+        return own + self.frames(rows) * self.frame_bytes(dim) + rows * (self.cache.policy == "lfu")
 
     @property
     def bytes_ids(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sparrow.core.errors import UserError, suggest
+from sparrow.core.errors import UserError
 from sparrow.core.functions import applied
 from sparrow.layers.precision import Precision, to_compute, way
 from sparrow.layers.recipe import Pass, Recipe, Way
@@ -135,6 +135,6 @@ def put_recipes(model: nn.Module, precision: Precision) -> None:
         matching = [site for name, site in sites.items() if fnmatchcase(name, pattern)]
         if not matching:
             told = f"precision.sites: {pattern!r} names no product of {type(model).__module__.rpartition('.')[2]}"
-            raise UserError(f"{told}{suggest(pattern, sites)}; it has {', '.join(sites) or 'none'}")
+            raise UserError(f"{told}; it has {', '.join(sites) or 'none'}")
         for site in matching:
             site.recipe = recipe

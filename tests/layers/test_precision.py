@@ -105,7 +105,7 @@ def test_other_mistakes_are_one_line(tmp_path: Path) -> None:
         from_dict(Precision, "mxfp9", "precision")
     with pytest.raises(UserError, match=r"forward: there is no format 'mxfp5'; did you mean"):
         Recipe(forward=("mxfp5", "bf16"), input_gradient=("bf16", "bf16"), weight_gradient=("bf16", "bf16"))
-    with pytest.raises(UserError, match=r"forward: \['bf16'\] names 1 formats; name those of the two operands"):
+    with pytest.raises(UserError, match=r"forward: \['bf16'\] names 1 format\(s\); name those of the two operands"):
         Recipe(forward=("bf16",), input_gradient=("bf16", "bf16"), weight_gradient=("bf16", "bf16"))
     with pytest.raises(UserError, match=r"mxfp8, weights fp32, and the run began in bf16, weights fp32; leave"):
         Precision("mxfp8").check_goes_on("bf16")

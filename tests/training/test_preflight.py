@@ -418,7 +418,7 @@ def test_a_recipe_for_no_product_is_refused_before_the_log_is_read(
     sites, said = {"crss.*": Recipe.of("mx6")}, list[str]()
     run = make(prepared, model=dcnv2.Config(dim=4), precision=Precision("mxfp8", sites))
     run = replace(run, run_dir=str(tmp_path / "run"))
-    with pytest.raises(UserError, match=r"^precision.sites: 'crss\.\*' names no product of dcnv2; did .*; it has"):
+    with pytest.raises(UserError, match=r"^precision.sites: 'crss\.\*' names no product of dcnv2; it has cross"):
         train(run, listener=lambda event, values: said.append(event))
     assert not said and not (tmp_path / "run").exists()
 
