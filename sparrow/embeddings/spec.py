@@ -136,8 +136,8 @@ class Component:
             UserError: when format and rule both have a field of one name.
         """
         payload = self.format.fields(dim)
-        kind = STATES[self.state]
-        state = {name: of if of.dtype == kind else replace(of, dtype=kind) for name, of in self.rule.fields(dim).items()}
+        state, kind = self.rule.fields(dim), STATES[self.state]
+        state = {name: of if of.dtype == kind else replace(of, dtype=kind) for name, of in state.items()}
         own = {"touched": Field(dtype=torch.uint8, across="max")} | (OF_IDS if self.policy else {})
         if both := [name for name in (*state, *own) if name in payload or name in state.keys() & own.keys()]:
             raise UserError(f"table {self.name!r}: format and rule both have a field {both[0]!r}; rename one")
