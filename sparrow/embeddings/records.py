@@ -386,7 +386,10 @@ class RowRecords(nn.Module):
         rows_V = rows_U[here_U] - self.first_row
         fields = {name: tensor[here_U] for name, tensor in chunk.fields.items() if name not in ("batch", "counts")}
         names, of = self.component.in_frames.fields, slice(left - chunk.columns[0], right - chunk.columns[0])
-        assert not any(field.uncut((left, right), self.component.dim) for field in self.component.fields.values())
+        for name, field in self.component.fields.items():
+            if why := field.uncut((left, right), self.component.dim):
+                place = f"table {self.component.name!r}: {name} {why}, and the cache that is loaded is cut by columns"
+                raise UserError(f"{place}; choose a row format that can be cut, such as fp16")
         for name, field in names.items():
             fields[name] = field.part(fields[name], of, chunk.columns[1] - chunk.columns[0])
         out_V = torch.ones(len(rows_V), dtype=torch.bool)

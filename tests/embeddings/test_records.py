@@ -206,6 +206,9 @@ def test_frames_become_rows_in_blocks(name: str) -> None:
     assert all(torch.equal(again.fields[field], values) for field, values in whole.fields.items())
     is_new_R = (whole.fields["weight"] != before.fields["weight"]).any(1)
     assert is_new_R.nonzero()[:, 0].tolist() == [7, 20, 49]
+    told = "table 't': weight has blocks of 32 columns, not whole in 0:48, and the cache that is loaded is cut"
+    with pytest.raises(UserError, match=f"^{told} by columns; choose a row format that can be cut, such as fp16$"):
+        again.load_chunk(frames((0, 48)))
 
 
 def test_a_chunk_of_a_component_with_more_rows() -> None:

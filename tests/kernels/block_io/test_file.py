@@ -17,7 +17,7 @@ import torch
 
 from sparrow.core import UserError
 from sparrow.kernels.block_io import BlockMap, Layout, file, remove
-from tests.kernels.block_io.answered import fed
+from tests.kernels.block_io.answered import fed, run_answered
 from tests.kernels.block_io.stores import FIELDS, LAYOUT, ROWS, WAYS, check, empty, make, read, records
 from tests.kernels.embedding_bag.cases import built
 from tests.small_disk import on_small_disk
@@ -219,8 +219,7 @@ def hear(of):
     asked.append(of.count)
     of.answer(content[of.at : min(of.at + min(of.count, 300), end)])
 
-try: listen(str(path), hear)
-except NotImplementedError: sys.exit(77)
+listen(str(path), hear)
 with make(path, "threads", map=map) as blocks:
     check(blocks, dict.fromkeys(range(ROWS), 0))
     assert len(asked) * 300 >= LAYOUT.block * len(map.places_K)
@@ -237,11 +236,7 @@ with make(path, "threads", map=map) as blocks:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="seccomp is Linux'")
 def test_threads_read_on_after_a_part_of_a_block(tmp_path: Path) -> None:
     """Every read of the process gives 300 bytes at most."""
-    run = [sys.executable, "-c", PARTS, str(tmp_path / "rows")]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=100)
-    if done.returncode == 77:
-        pytest.skip("seccomp lets nobody answer")
-    assert done.returncode == 0, done.stderr
+    run_answered(PARTS, tmp_path / "rows")
 
 
 @each_way
