@@ -36,7 +36,7 @@ from sparrow import data
 from sparrow.core import KeyedJagged
 from sparrow.core.memory import keep_freed_memory
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, stored_in
-from sparrow.embeddings.tiers import LeveledRows, MappedStore
+from sparrow.embeddings.stores import LeveledRows, MappedStore
 from sparrow.features.schema import Schema, Split
 from sparrow.features.transforms import Transforms
 from sparrow.kernels.formats import fp32, int8

@@ -29,7 +29,7 @@ from _peers.stats import paired
 
 from sparrow import data
 from sparrow.core.memory import keep_freed_memory
-from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.stores.cached import CachedStore
 from sparrow.features.schema import Schema, Split
 from sparrow.metrics.intervals import t_quantile
 from sparrow.trained.run import Run

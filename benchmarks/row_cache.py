@@ -28,7 +28,7 @@ from sparrow.embeddings import Feature, TableChoices
 from sparrow.embeddings.components import ComponentTables
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache, Component
-from sparrow.embeddings.tiers import CachedStore, MemoryStore
+from sparrow.embeddings.stores import CachedStore, MemoryStore
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels import embedding_bag
 from sparrow.kernels.embedding_bag import Bags
@@ -89,7 +89,7 @@ def steps(point: Point, policies: Sequence[str], results: Results) -> None:
     fp32 = Side(point, "fp32", Cache())
     for format in ("int8", "int4"):
         for policy in policies:
-            mine = Side(point, format, Cache(fraction=0.05, policy=policy))  # type: ignore[arg-type]
+            mine = Side(point, format, Cache(fraction=0.05, policy=policy))
             for bags in batches:  # until the cache is full
                 mine.step(bags)
             mine.check(batches[0])
@@ -126,7 +126,7 @@ def hit_rates() -> float:
     batches = list(zipf(CURVE_BATCHES * BATCH, CURVE_ROWS, 1.05, random).split(BATCH))
     stores = {}
     for fraction, policy in itertools.product(FRACTIONS, ("lru", "lfu")):
-        made = component(CURVE_ROWS, 1, "int8", Cache(fraction=fraction, policy=policy))  # type: ignore[arg-type]
+        made = component(CURVE_ROWS, 1, "int8", Cache(fraction=fraction, policy=policy))
         stores[fraction, policy] = CachedStore(made, CURVE_ROWS, 1, MemoryStore(made, CURVE_ROWS, 1))
     for store in stores.values():
         table = embedding_bag.Table(levels=store.levels, rule=RULE, rows=CURVE_ROWS, dim=1)
@@ -189,7 +189,7 @@ def models(results: Results, formats: Sequence[str]) -> None:
         mine: Any = model_step(format, Cache())
         results.add("DLRM / fp32", format, point, Turns(mine, batches), Turns(fp32, batches))
     for policy in ("lru", "lfu"):
-        mine = model_step("int8", Cache(fraction=0.05, policy=policy))  # type: ignore[arg-type]
+        mine = model_step("int8", Cache(fraction=0.05, policy=policy))
         for batch in batches:
             mine(batch)
         results.add(f"DLRM, 5 % {policy} / fp32", "int8", point, Turns(mine, batches), Turns(fp32, batches))

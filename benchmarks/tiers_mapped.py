@@ -18,7 +18,7 @@ from tiers_blocks import probed
 from tiers_train import BATCH, TURN, Case, Side, Zipf, filled_file, skew_of_traces
 
 from sparrow.embeddings import Component
-from sparrow.embeddings.tiers import MemoryStore, SsdStore, stored_in
+from sparrow.embeddings.stores import MemoryStore, SsdStore, stored_in
 from sparrow.kernels.formats import bf16
 
 LARGE = 100_000  # rows of a table that is mapped

@@ -13,7 +13,8 @@ import torch
 from sparrow.analysis.placement import divide, options_of
 from sparrow.core import KeyedJagged
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableSpec, on_ssd
-from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.spec import Tier, in_memory
+from sparrow.embeddings.tiers import ssd
 from sparrow.sharding.curves import Trace
 from sparrow.sharding.tiering import Cost, Device, Use, cost, probed, smallest
 
@@ -113,8 +114,8 @@ def static(table: Table, steps: list[KeyedJagged], use: Use, tier: Tier) -> floa
 
 def others(uses: dict[str, list[Use]], device: Device, budget: int) -> Iterator[tuple[str, dict[str, Cost]]]:
     """Yields the placements beside which the planned one stands, as far as they fit."""
-    whole = {name: cost(of, Tier(), device) for name, of in uses.items()}
-    least = {name: cost(of, Tier(name="ssd", bytes=smallest(of)), device) for name, of in uses.items()}
+    whole = {name: cost(of, in_memory(), device) for name, of in uses.items()}
+    least = {name: cost(of, ssd.Config(bytes=smallest(of)), device) for name, of in uses.items()}
 
     def best(tier_of: dict[str, list[Tier]]) -> dict[str, Cost] | None:
         found = None
@@ -132,9 +133,7 @@ def others(uses: dict[str, list[Use]], device: Device, budget: int) -> Iterator[
         "by lookups": lambda n: uses[n][0].references * 100,
     }
     for name, size in bytes_of.items():
-        tiers = {
-            n: [Tier(name="ssd", bytes=max(int(p * size(n)), smallest(of))) for p in parts] for n, of in uses.items()
-        }
+        tiers = {n: [ssd.Config(bytes=max(int(p * size(n)), smallest(of))) for p in parts] for n, of in uses.items()}
         if (found := best(tiers)) is not None:
             yield name, found
     order = {
@@ -151,7 +150,7 @@ def others(uses: dict[str, list[Use]], device: Device, budget: int) -> Iterator[
 
 def step_ms(costs: dict[str, Cost], alone: float, uses: dict[str, list[Use]], device: Device) -> float:
     """The predicted time of a step. alone: with all tables in memory."""
-    more = sum(one.ms_processor - cost(uses[n], Tier(), device).ms_processor for n, one in costs.items())
+    more = sum(one.ms_processor - cost(uses[n], in_memory(), device).ms_processor for n, one in costs.items())
     return max(alone + more, sum(one.ms_disk for one in costs.values()))
 
 

@@ -12,7 +12,7 @@ from limited import device_of, group, limited
 from tiers_blocks import probed
 from tiers_train import BATCH, TURN, Case, Disk, Side, filled_file
 
-from sparrow.embeddings.tiers import SsdStore
+from sparrow.embeddings.stores import SsdStore
 from sparrow.kernels.formats import bf16
 
 RATES = (2_000, 5_000, 20_000, None)  # reads/s, and writes/s; None: as many as the device can

@@ -22,7 +22,8 @@ from sparrow.core import Batch, KeyedJagged
 from sparrow.embeddings import EmbeddingTables, Folder, TableChoices, on_ssd
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.spec import TAG_BYTES
-from sparrow.embeddings.tiers import SsdStore
+from sparrow.embeddings.stores import SsdStore
+from sparrow.embeddings.stores.ssd import queue_bytes
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels.block_io import BlockMap, Blocks
 from sparrow.kernels.formats import RowFormat, bf16, fp32
@@ -234,7 +235,7 @@ class Disk:
                 flights._settled = flights._batch
         assert not store.left, "frames overflowed"
         store.close()
-        queue = store.component.tier_queue(store.rows)
+        queue = queue_bytes(store.component, store.rows)
         blocks = Blocks(self.path, store._layout, table="large", map=self.map, bytes_queue=queue)
         blocks.keep(self.map)
         store._opened = blocks

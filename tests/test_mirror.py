@@ -13,7 +13,7 @@ EXCEPTIONS = {  # what they test has no file of its own
     "data/batches/test_grouped.py": "a loader on logs with groups, beside test_loader.py with its small windows",
     "embeddings/test_members.py": "each choice of a table with a second member, through all that knows tables",
     "embeddings/test_tables_gpu.py": "test_tables.py on a GPU",
-    "embeddings/tiers/test_stacked.py": "tiers above each other",
+    "embeddings/stores/test_stacked.py": "tiers above each other",
     "kernels/embedding_bag/test_compile.py": "what torch.compile must know of all operators",
     "kernels/embedding_bag/test_formats.py": "rows of every format, through all operators",
     "kernels/embedding_bag/test_products.py": "rows multiplied by those of a second table, through all operators",

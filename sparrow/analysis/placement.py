@@ -22,7 +22,8 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import write_text
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings.spec import TableSpec, Tier
+from sparrow.embeddings.spec import TableSpec, Tier, in_memory
+from sparrow.embeddings.tiers import ssd
 from sparrow.sharding import tiering
 from sparrow.sharding.plan import Grid, read
 from sparrow.sharding.tiering import Cost, Device, Use
@@ -30,7 +31,7 @@ from sparrow.trained.run import Run
 from sparrow.training import preflight, reuse
 from sparrow.training.disk import bytes_of_checkpoints
 
-SMALLEST = Tier(name="ssd", bytes=1)
+SMALLEST = ssd.Config(bytes=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,9 +233,9 @@ def _check(least: int, memory: int, beside: int, run: Run) -> None:
 
 def options_of(uses: Sequence[Use], device: Device, may_leave: bool) -> list[Cost]:
     """Returns what a table costs in memory, and on an SSD with frames of many sizes."""
-    tiers = [Tier()]
+    tiers: list[Tier] = [in_memory()]
     if may_leave:
-        tiers += [Tier(name="ssd", bytes=size) for size in tiering.sizes(uses)]
+        tiers += [ssd.Config(bytes=size) for size in tiering.sizes(uses)]
     return [tiering.cost(uses, tier, device) for tier in tiers]
 
 
@@ -250,12 +251,12 @@ def _needed(
     needs = preflight.estimate(reuse.placed(run, dataset, _small(specs)), dataset)
     parts = [part for spec in specs if reuse.may_leave(spec) for part in spec.components]
     copies = 1 + run.checkpoint.background
-    on_ssd, in_memory = (
+    on_ssd, held = (
         [copies * dataclasses.replace(part, tier=tier).bytes_of(part.rows, part.dim) for part in parts]
-        for tier in (SMALLEST, Tier())
+        for tier in (SMALLEST, in_memory())
     )
     checkpoints = saving(_small(specs))
-    least = sum(in_memory) if run.ssd is None else min(sum(in_memory), sum(map(min, on_ssd, in_memory)) + checkpoints)
+    least = sum(held) if run.ssd is None else min(sum(held), sum(map(min, on_ssd, held)) + checkpoints)
     return needs.bytes_host - sum(on_ssd) - checkpoints, least
 
 

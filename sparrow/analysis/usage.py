@@ -12,7 +12,7 @@ from sparrow.core.config import Family
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, EmbeddingTables, RowRecords
-from sparrow.embeddings.tiers import CachedStore
+from sparrow.embeddings.stores import CachedStore
 from sparrow.features.encodings import MISSING, kind_of
 from sparrow.features.schema import Schema
 from sparrow.trained.build import tables_of

@@ -24,7 +24,7 @@ from sparrow.checkpoint import pieces
 from sparrow.core import Chunk
 from sparrow.core.config import from_dict, to_dict
 from sparrow.embeddings import Component, RowRecords, stored_in
-from sparrow.embeddings.tiers import Saved, SavedStore
+from sparrow.embeddings.stores import Saved, SavedStore
 from sparrow.kernels.block_io import BlockMap
 
 ROW, AGE = "row", "age"  # of the newer rows: their numbers, and for how many batches nobody used them; no fields

@@ -23,7 +23,7 @@ from sparrow.checkpoint import blocks, pieces
 from sparrow.core import Chunk, UserError
 from sparrow.core.config import differences
 from sparrow.core.files import PATIENCE_S, comes_into_view, sync, write_text
-from sparrow.embeddings.tiers import Saved
+from sparrow.embeddings.stores import Saved
 from sparrow.kernels.block_io import BlockMap
 
 FORMATS = (3, 4, 5)

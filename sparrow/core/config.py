@@ -219,24 +219,21 @@ def to_dict(config: Any, *, unset: bool = False, only: Container[str] | None = N
     hints = _hints(config.__class__)
     out: dict[str, Any] = {}
     for f in dataclasses.fields(config):
-        if only is not None and f.name not in only:
-            continue
         value = getattr(config, f.name)
-        family = _family(hints[f.name])
-        if family and value is not None:
-            out[f.name] = {"name": family.name_of(value), **to_dict(value, unset=unset)}
-        elif value is not None or unset:
-            out[f.name] = _plain(value, unset)
+        if (only is None or f.name in only) and (value is not None or unset):
+            out[f.name] = _plain(hints[f.name], value, unset)
     return out
 
 
-def _plain(value: Any, unset: bool) -> Any:
+def _plain(kind: Any, value: Any, unset: bool) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_dict(value, unset=unset)
+        family = _family(kind)
+        return ({"name": family.name_of(value)} if family else {}) | to_dict(value, unset=unset)
+    of = (typing.get_args(kind) or (Any,))[-1]
     if isinstance(value, (list, tuple)):
-        return [_plain(v, unset) for v in value]
+        return [_plain(of, v, unset) for v in value]
     if isinstance(value, dict):
-        return {k: _plain(v, unset) for k, v in value.items()}
+        return {k: _plain(of, v, unset) for k, v in value.items()}
     return value
 
 

@@ -4,8 +4,8 @@ from sparrow.embeddings.addressing import Addressing, Direct, Hashed, LogTable, 
 from sparrow.embeddings.choices import TableChoices
 from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Component, Feature, TableSpec
+from sparrow.embeddings.stores import Folder, on_ssd, rows_on, stored_in, unallocated
 from sparrow.embeddings.tables import EmbeddingTables, Handle
-from sparrow.embeddings.tiers import Folder, on_ssd, rows_on, stored_in, unallocated
 
 __all__ = [
     "Addressing",

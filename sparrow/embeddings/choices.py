@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from sparrow.core.config import Family, changed, from_dict, to_dict
 from sparrow.core.errors import UserError, require, suggest
 from sparrow.embeddings.addressing import Addressing, AddressingConfig, LogTable, Numbering, direct, hashed
-from sparrow.embeddings.spec import Cache, State, TableSpec, Tier
+from sparrow.embeddings.spec import TIERS, Cache, State, TableSpec, Tier, in_memory
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 
@@ -95,7 +95,7 @@ class TableChoices:
     rule: Annotated[RowRule, Family("sparrow.kernels.rules")] = field(default_factory=rowwise_adagrad.Config)
     state: State = "fp32"
     cache: Cache = field(default_factory=Cache)
-    tier: Tier = field(default_factory=Tier)
+    tier: Annotated[Tier, TIERS] = field(default_factory=in_memory)
     init_scale: float | None = None
     seed: int | None = None
     overrides: tuple[Override, ...] = ()
@@ -242,13 +242,13 @@ class TableChoices:
         for name, tier in tiers.items():
             if self.of(name, rows[name]).tier != tier:
                 names.setdefault(tier, []).append(name)
-        more = [Override(names=tuple(of), tier=to_dict(tier)) for tier, of in names.items()]
+        more = [Override(names=tuple(of), tier={"name": tier.name, **to_dict(tier)}) for tier, of in names.items()]
         return replace(self, overrides=(*self.overrides, *more)) if more else self
 
     @property
     def in_memory(self) -> TableChoices:
         """The same choices, but no table is on an SSD."""
-        return replace(self, tier=Tier(), overrides=tuple(replace(o, tier=None) for o in self.overrides))
+        return replace(self, tier=in_memory(), overrides=tuple(replace(o, tier=None) for o in self.overrides))
 
     @property
     def unaddressed(self) -> TableChoices:

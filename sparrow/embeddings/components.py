@@ -18,7 +18,7 @@ from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.records import RowGradients, RowRecords, empty_gradients
 from sparrow.embeddings.spec import Feature
-from sparrow.embeddings.tiers import Flights, MappedStore, RowStore, Saved, ssd_of
+from sparrow.embeddings.stores import Flights, MappedStore, RowStore, Saved, ssd_of
 from sparrow.kernels import Impl, embedding_bag, row_levels
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
 from sparrow.kernels.embedding_bag.arguments import NEVER

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sparrow.core import Chunk, UserError
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import At, CachedStore, RowStore, Saved, SavedStore, SsdStore, new_store, ssd_of
-from sparrow.embeddings.tiers.store import chosen_device
+from sparrow.embeddings.stores import At, CachedStore, RowStore, Saved, SavedStore, SsdStore, new_store, ssd_of
+from sparrow.embeddings.stores.store import chosen_device
 from sparrow.kernels import philox, row_index
 from sparrow.kernels.block_io import BlockMap
 from sparrow.kernels.embedding_bag import Table

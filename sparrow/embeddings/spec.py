@@ -3,40 +3,56 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 
 from sparrow.core.config import Family
 from sparrow.core.errors import UserError, require
 from sparrow.embeddings.addressing import Addressing
-from sparrow.kernels.block_io import Layout
 from sparrow.kernels.formats import Field, RowFormat, fp32, int4
 from sparrow.kernels.row_cache import WAYS
+from sparrow.kernels.row_cache.policies import policy_of
 from sparrow.kernels.row_index import Policy
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 
+TIERS = Family("sparrow.embeddings.tiers")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Cache:
-    """fp32 frames for the rows that are used most. They belong to the table's values: rows that are out are rounded.
+class Framed:
+    """How many rows have a frame at a time, and which row gives way.
 
-    fraction: of the rows that have a frame at a time; or bytes: of all frames together. 0 of both is no cache. policy:
-    which row gives way, the one used least recently (lru) or least often (lfu, a byte a row more). protect: rows of
-    so many last batches never give way.
+    fraction: of the rows; or bytes: of all frames together. policy: which row gives way, the one used least recently
+    ("lru"), or another member of `sparrow.kernels.row_cache.policies`.
     """
 
     fraction: float = 0.0
     bytes: int = 0
-    policy: Literal["lru", "lfu"] = "lru"
-    protect: int = 2
+    policy: str = "lru"
 
     def __post_init__(self) -> None:
         require(least=0, most=1, fraction=self.fraction)
         require(least=0, bytes=self.bytes)
-        require(least=1, protect=self.protect)
+        policy_of(self.policy)
         if self.fraction and self.bytes:
             raise UserError("fraction and bytes are given; choose one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache(Framed):
+    """fp32 frames for the rows that are used most. They belong to the table's values: rows that are out are rounded.
+
+    fraction, bytes: how many rows have frames, see `Framed`; 0 of both is no cache. policy: which row gives way, "lru",
+    "lfu" (a byte a row more) or another one. protect: rows of so many last batches never give way.
+    """
+
+    protect: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(least=1, protect=self.protect)
 
     @property
     def is_on(self) -> bool:
@@ -45,47 +61,80 @@ class Cache:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tier:
-    """Where rows are: in "memory", or elsewhere with frames in memory for some. Values never depend on it.
+class Folder:
+    """Where tables have files, if anywhere. window: rows of so many last batches never leave their frames."""
 
-    Elsewhere is an "ssd", or for a GPU the memory of the "host".
+    path: Path | None = None
+    window: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier(Framed):
+    """Where rows are. Values never depend on it. A member of `sparrow.embeddings.tiers` says what is its own.
 
     fraction: of the rows that have a frame at a time; by default a tenth, and 65,536 rows at least. A quarter as many
-    frames stand by, for rows of batches under way whose places are taken. Or bytes: of all frames together. policy:
-    which row gives way, the one used least recently (lru) or least often (lfu, a byte a row more). beneath: where rows
-    are that the host has no frame for, an "ssd"; by default it has all.
+    frames stand by, for rows of batches under way whose places are taken. bytes, policy: see `Framed`.
     """
 
-    name: Literal["memory", "host", "ssd"] = "memory"
-    fraction: float = 0.0
-    bytes: int = 0
-    policy: Literal["lru", "lfu"] = "lru"
-    beneath: Tier | None = None
-
-    def __post_init__(self) -> None:
-        if self.beneath and (self.name, self.beneath.name) != ("host", "ssd"):
-            raise UserError(f"beneath: {self.name} over {self.beneath.name}; only host has an ssd beneath it")
-        require(least=0, most=1, fraction=self.fraction)
-        require(least=0, bytes=self.bytes)
-        if self.fraction and self.bytes:
-            raise UserError("fraction and bytes are given; choose one")
+    is_on: ClassVar[bool] = True  # whether only some rows have frames
+    has_blocks: ClassVar[bool] = False  # whether rows are in files of blocks, which checkpoints share
 
     @property
-    def is_on(self) -> bool:
-        """Whether only some rows have frames."""
-        return self.name != "memory"
+    def name(self) -> str:
+        """The member's name."""
+        return TIERS.name_of(self)
 
     @property
-    def has_ssd(self) -> bool:
-        """Whether rows are on an SSD, be it beneath the memory of the host."""
-        return self.name == "ssd" or self.beneath is not None
+    def has_folder(self) -> bool:
+        """Whether rows are in a folder, which the user names."""
+        return self.has_blocks
+
+    def reason_against(self, device: str) -> str:
+        """Returns why rows that learn on a device cannot be here, with the remedy, or ""."""
+        return ""
+
+    def advice(self, device: str) -> str:
+        """Returns what a user should know who has chosen this for rows that learn on a device, or ""."""
+        return ""
+
+    def map_bytes(self, component: Component, rows: int, dim: int) -> int:
+        """Returns the bytes of memory for a part of the rows beside its frames."""
+        return 0
+
+    def disk_bytes(self, component: Component, used: float, hosts: int) -> int:
+        """Returns the bytes of disk that a component's rows take.
+
+        Args:
+            component: whose rows.
+            used: its lookups, so that this many rows may learn.
+            hosts: among how many the rows are divided.
+        """
+        return 0
+
+    def beneath_bytes(self, component: Component, rows: int, dim: int) -> int:
+        """Returns the bytes of the host for a part of the rows that is beneath frames of a device."""
+        return 0
+
+    def store(self, component: Component, rows: int, dim: int, folder: Folder) -> Any:
+        """Returns a `RowStore` of a part of the rows.
+
+        Args:
+            component: whose they are.
+            rows: how many.
+            dim: how many of its dimensions.
+            folder: where it may make files.
+        """
+        raise NotImplementedError
+
+
+def in_memory() -> Tier:
+    """Returns the tier where all rows are in memory."""
+    return cast(Tier, TIERS.config("memory")())
 
 
 State = Literal["fp32", "bf16"]
 STATES: dict[State, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TAG_BYTES = 8  # beside a record in a frame: its row and its last batch
-BLOCK_MAP_BYTES = 12  # of a block on an SSD: its place, its generation and who reads it
-BYTES_QUEUE = 8 << 20  # of rows that wait to be written
 FRAMES = 1 << 16  # of a table on an SSD, at least, if nothing is said: its batches under way fit in them
 OF_IDS = {  # what a row keeps of the id that has it; all parts of a row have the same
     "id": Field(dtype=torch.int64, across="max"),
@@ -120,8 +169,8 @@ class Component:
     format: Annotated[RowFormat, Family("sparrow.kernels.formats")] = field(default_factory=fp32.Config)
     rule: Annotated[RowRule, Family("sparrow.kernels.rules")] = field(default_factory=rowwise_adagrad.Config)
     state: State = "fp32"
-    cache: Cache = Cache()
-    tier: Tier = Tier()
+    cache: Cache = field(default_factory=Cache)
+    tier: Annotated[Tier, TIERS] = field(default_factory=in_memory)
     init_scale: float = 0.0
     init_mean: float = 0.0
     policy: Policy | None = None
@@ -156,7 +205,7 @@ class Component:
     @cached_property
     def in_frames(self) -> Component:
         """The same rows as frames of a cache hold them."""
-        return replace(self, format=fp32.Config(), state="fp32", cache=Cache(), tier=Tier(), policy=None)
+        return replace(self, format=fp32.Config(), state="fp32", cache=Cache(), tier=in_memory(), policy=None)
 
     def frame_fields(self, dim: int) -> dict[str, Field]:
         """Returns the fields of a frame: those of a row, the row's number, its last batch and its last update."""
@@ -182,41 +231,27 @@ class Component:
 
     def tier_frames(self, rows: int) -> tuple[int, int]:
         """Returns the frames over a part with so many rows on an SSD: of its cache, and those that stand by."""
-        tier, size = self.tier, self.bytes_row + TAG_BYTES
-        fraction = tier.fraction or (0.0 if tier.bytes else min(max(0.1, FRAMES / max(rows, 1)), 1.0))
-        frames = self._sets(fraction, tier.bytes * 4 // 5, size, rows)
+        fraction = self.tier.fraction or (0.0 if self.tier.bytes else min(max(0.1, FRAMES / max(rows, 1)), 1.0))
+        frames = self._sets(fraction, self.tier.bytes * 4 // 5, self.bytes_row + TAG_BYTES, rows)
         return frames, min(max(frames // 4, WAYS), max(rows - frames, 0))
 
     def tier_bytes(self, rows: int, dim: int) -> int:
-        """Returns the bytes of frames for a part of the rows, and of what says where the others are on an SSD."""
-        fields = self.fields_of(dim)
-        size = sum(field.bytes_row for field in fields.values())
-        frames, counts = sum(self.tier_frames(rows)) * (size + TAG_BYTES), rows * (self.tier.policy == "lfu")
-        if self.tier.name == "host":
-            return frames + counts
-        return frames + Layout(fields=fields, rows=rows).blocks * BLOCK_MAP_BYTES + counts + self.tier_queue(rows)
-
-    def beneath_bytes(self, rows: int, dim: int) -> int:
-        """Returns the bytes of the host for a part of the rows, where those beneath frames of a device are there."""
-        if self.tier.beneath:
-            return replace(self, tier=self.tier.beneath).tier_bytes(rows, dim)
-        return rows * (1 + sum(field.bytes_row for field in self.fields_of(dim).values())) * (self.tier.name == "host")
-
-    def tier_queue(self, rows: int) -> int:
-        """Returns how many bytes of a part with so many rows on an SSD may wait to be written."""
-        return min(BYTES_QUEUE, self.tier_frames(rows)[0] * self.bytes_row)
+        """Returns the bytes of frames for a part of the rows, and of what says where the others are."""
+        size = sum(field.bytes_row for field in self.fields_of(dim).values()) + TAG_BYTES
+        beside = self.tier.map_bytes(self, rows, dim) + rows * policy_of(self.tier.policy).bytes_row
+        return sum(self.tier_frames(rows)) * size + beside
 
     def bytes_of(self, rows: int, dim: int) -> int:
         """Returns the bytes of a part of the rows with `dim` columns, with its cache's frames and its ids' index.
 
         They are bytes of memory, of the device where rows are in frames, see `tier_bytes`.
         """
-        own = rows * sum(field.bytes_row for field in self.fields_of(dim).values())
-        own = self.tier_bytes(rows, dim) if self.tier.is_on else own
+        row_bytes = sum(field.bytes_row for field in self.fields_of(dim).values())
+        own = self.tier_bytes(rows, dim) if self.tier.is_on else rows * row_bytes
         own += self.policy.index_bytes(rows) if self.policy else 0
         if not self.cache.is_on:
             return own
-        return own + self.frames(rows) * self.frame_bytes(dim) + rows * (self.cache.policy == "lfu")
+        return own + self.frames(rows) * self.frame_bytes(dim) + rows * policy_of(self.cache.policy).bytes_row
 
     @property
     def bytes_ids(self) -> int:
@@ -275,7 +310,7 @@ class TableSpec:
     rule: RowRule = field(default_factory=rowwise_adagrad.Config)
     state: State = "fp32"
     cache: Cache = Cache()
-    tier: Tier = Tier()
+    tier: Annotated[Tier, TIERS] = field(default_factory=in_memory)
     init_scale: float | None = None
     oov_row: int | None = None
 

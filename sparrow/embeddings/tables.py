@@ -18,7 +18,7 @@ from sparrow.embeddings.columns import Columns
 from sparrow.embeddings.components import ComponentTables, Mode, Passed
 from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Feature, TableSpec
-from sparrow.embeddings.tiers import Saved
+from sparrow.embeddings.stores import Saved
 from sparrow.kernels import Impl, embedding_bag
 from sparrow.kernels.expand import expand, sum_rows
 from sparrow.kernels.philox import key_of

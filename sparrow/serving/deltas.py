@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
-from sparrow.embeddings.tiers import LeveledRows
+from sparrow.embeddings.stores import LeveledRows
 from sparrow.serving.folder import Folder, new_folder, open_folder
 from sparrow.serving.rows import ROW, tensors_of, write_rows
 

@@ -22,7 +22,7 @@ from sparrow.embeddings import Addressing, Component, RowRecords, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import BLOCK
 from sparrow.embeddings.spec import OF_IDS, Cache
-from sparrow.embeddings.tiers import At, LeveledRows, SsdStore
+from sparrow.embeddings.stores import At, LeveledRows, SsdStore
 from sparrow.features.encodings.vocabulary import Vocabulary
 from sparrow.features.rows import batches
 from sparrow.features.transforms import Transforms

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.embeddings.tiers import LeveledRows
+from sparrow.embeddings.stores import LeveledRows
 
 ROW = ":row"  # in the file of a delta, beside the fields: int64 [U], which rows it has, ascending
 BLOCK = 1 << 22  # bytes of a field that are in memory at a time

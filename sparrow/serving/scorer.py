@@ -22,7 +22,7 @@ from sparrow.core.errors import UserError
 from sparrow.core.repeated import Repeated
 from sparrow.embeddings import rows_on, stored_in
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import LeveledRows, MappedStore, MemoryStore, RowStore
+from sparrow.embeddings.stores import LeveledRows, MappedStore, MemoryStore, RowStore
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 from sparrow.kernels.encode import Rows

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from sparrow.core.config import from_dict, read_toml
 from sparrow.core.errors import UserError, suggest
 from sparrow.embeddings import Component
-from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.spec import TIERS, Tier
 from sparrow.sharding import layout
 from sparrow.sharding.layout import Layout
 
@@ -41,7 +41,7 @@ class PlanFile:
 
     default: str = "auto"
     layouts: dict[str, Layout] = field(default_factory=dict)
-    tiers: dict[str, Tier] = field(default_factory=dict)
+    tiers: dict[str, Annotated[Tier, TIERS]] = field(default_factory=dict)
 
 
 NAMED: dict[str, Callable[[int, Grid], Layout]] = {  # of a table's number, so that tables spread

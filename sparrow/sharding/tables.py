@@ -15,7 +15,7 @@ from sparrow.core.errors import suggest
 from sparrow.distributed import Pending, World
 from sparrow.embeddings import EmbeddingTables, RowGradients, RowRecords
 from sparrow.embeddings.components import ComponentHandle, ComponentTables, Mode, Passed
-from sparrow.embeddings.tiers import Saved
+from sparrow.embeddings.stores import Saved
 from sparrow.kernels import Impl
 from sparrow.kernels.expand import expand
 from sparrow.sharding import copies

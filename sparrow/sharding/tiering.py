@@ -15,7 +15,9 @@ import torch
 from sparrow.core.errors import UserError, require
 from sparrow.embeddings import Component, Direct, Folder, TableSpec
 from sparrow.embeddings.spec import TAG_BYTES, Tier
-from sparrow.embeddings.tiers import SsdStore
+from sparrow.embeddings.stores import SsdStore
+from sparrow.embeddings.stores.ssd import queue_bytes
+from sparrow.embeddings.tiers import ssd
 from sparrow.kernels.block_io import Blocks, Layout
 from sparrow.kernels.formats import Field
 from sparrow.kernels.row_cache import WAYS
@@ -94,7 +96,7 @@ def _training_s(folder: Path) -> tuple[float, float]:
 
     They are found with large and small batches, of a table with frames for a tenth of its rows, after they are full.
     """
-    spec = TableSpec(name="probe", dim=16, addressing=Direct(_PROBED * 32), tier=Tier(name="ssd", fraction=0.1))
+    spec = TableSpec(name="probe", dim=16, addressing=Direct(_PROBED * 32), tier=ssd.Config(fraction=0.1))
     (component,) = spec.components
     store = SsdStore(component, component.rows, component.dim, Folder(path=folder))
     sizes = (_FEW, component.rows // 10 // _BATCHES)
@@ -275,7 +277,7 @@ def _flow(use: Use, component: Component) -> _Flow:
     curve, rows = use.curve, component.rows
     layout = Layout(fields=component.fields, rows=rows)
     frames, _ = component.tier_frames(rows)
-    waiting = component.tier_queue(rows) / (component.bytes_row + _BESIDE) / 2
+    waiting = queue_bytes(component, rows) / (component.bytes_row + _BESIDE) / 2
     misses = curve.miss_ratio(frames) * use.references
     if frames >= rows:  # a row begins in its frame and stays there
         return _Flow(misses=misses, read=0.0, block=layout.block, written=0.0, again=0.0)

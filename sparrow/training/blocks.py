@@ -15,8 +15,8 @@ from sparrow.core.files import write_text
 from sparrow.core.workplace import clean
 from sparrow.distributed import World, said
 from sparrow.embeddings import EmbeddingTables
-from sparrow.embeddings.tiers import Saved, ssd_of
-from sparrow.embeddings.tiers.ssd import SUFFIX
+from sparrow.embeddings.stores import Saved, ssd_of
+from sparrow.embeddings.stores.ssd import SUFFIX
 from sparrow.kernels.block_io import remove
 from sparrow.trained.run import Run
 from sparrow.training.disk import NOTE, folders_of
@@ -54,7 +54,7 @@ class BlockFiles:
     def __init__(self, world: World, run: Run, dir: RunDir, tables: Sequence[EmbeddingTables]) -> None:
         self._world, self._dir, self._tables = world, dir, tables
         components = [c for of_features in tables for spec in of_features.specs for c in spec.components]
-        is_named = any(component.tier.name == "ssd" for component in components) and not run.checkpoint.whole
+        is_named = any(component.tier.has_blocks for component in components) and not run.checkpoint.whole
         self._ssd = run.ssd if is_named else None  # else files go away with the process
         stores = [record.store for of_features in tables for record in of_features.all_records()]
         self._stores = [found for store in stores if (found := ssd_of(store))]

@@ -16,7 +16,9 @@ from sparrow.core import UserError
 from sparrow.core.memory import gb
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component
+from sparrow.embeddings.stores.ssd import queue_bytes
 from sparrow.kernels.block_io import Layout
+from sparrow.kernels.row_cache.policies import policy_of
 from sparrow.trained.run import Run
 
 NOTE = ".ssd.json"  # in a run's directory: where it has files of blocks
@@ -24,7 +26,6 @@ SAVED_ROW = 20  # bytes for each frame, see `SsdStore.save`
 SAVED_PIECES = 3 * pieces.WRITERS * pieces.PIECE  # bytes: as gathered, as one, and as written
 SAVED_BLOCK = 24  # bytes for each block: its place and generation, as they are and twice on their way to a file
 KEPT_BLOCK = 4  # bytes for each block of a checkpoint that is there
-SPARE_BLOCKS = 1.1  # a block is written elsewhere before its old place is free
 
 
 def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hosts: int = 1) -> None:
@@ -44,8 +45,8 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     Raises:
         UserError: names the folder, what is wrong with it or lacks on its disk, and the remedy.
     """
-    on_ssd = [c for c in components if c.tier.has_ssd]
-    named = [] if run.checkpoint.whole else [c for c in on_ssd if c.tier.name == "ssd"]
+    on_ssd = [c for c in components if c.tier.has_folder]
+    named = [] if run.checkpoint.whole else [c for c in on_ssd if c.tier.has_blocks]
     if not on_ssd or run.ssd is None:
         return
     if len(named) < len(on_ssd) and run.checkpoint.background:
@@ -56,8 +57,9 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
     steps = run.loop.max_steps or math.ceil(dataset.rows("train") / run.data.batch_size) * run.loop.epochs
     between = min(run.checkpoint.every or steps, steps) * run.loop.accumulate * run.data.batch_size
     kept = run.checkpoint.keep + 2 + run.checkpoint.background  # the best too, and the one that is written
-    blocks, once = (sum(_bytes_blocks(c, ids * dataset.rows("train"), hosts) for c in some) for some in (on_ssd, named))
-    changed = sum(_bytes_blocks(component, ids * between, hosts) for component in named)
+    used = ids * dataset.rows("train")
+    blocks, once = (sum(c.tier.disk_bytes(c, used, hosts) for c in some) for some in (on_ssd, named))
+    changed = sum(c.tier.disk_bytes(c, ids * between, hosts) for c in named)
     blocks += min(once, changed) * (kept - 1) + once
     kept *= sum(_bytes_saved(component, run.checkpoint.whole) for component in components)
     place, ssd = Path(run.run_dir), Path(run.ssd)
@@ -86,7 +88,7 @@ def bytes_of_checkpoints(components: Iterable[Component], keep: int) -> int:
         components: of all tables.
         keep: see `Checkpoints`.
     """
-    on_ssd = [component for component in components if component.tier.name == "ssd"]
+    on_ssd = [component for component in components if component.tier.has_blocks]
     kept = KEPT_BLOCK * (keep + 1) * sum(_layout(component).blocks for component in on_ssd)
     return kept + sum(sorted(map(_bytes_saving, on_ssd))[-2:])
 
@@ -111,20 +113,14 @@ def _layout(component: Component) -> Layout:
     return Layout(fields=component.fields, rows=component.rows)
 
 
-def _bytes_blocks(component: Component, used: float, hosts: int) -> int:
-    """Returns the bytes of the blocks of a component's rows on a host of which some may learn. used: its lookups."""
-    layout = _layout(component)
-    return int(SPARE_BLOCKS * layout.block * min(layout.blocks / hosts, used))
-
-
 def _bytes_saved(component: Component, whole: bool) -> int:
     """Returns the bytes of a component in a checkpoint's folder. whole: of those on an SSD it has all rows."""
     above = component.frames(component.rows) * component.frame_bytes(component.dim) if component.cache.is_on else 0
-    if whole or component.tier.name != "ssd":
+    if whole or not component.tier.has_blocks:
         return above + component.rows * component.bytes_row
     newer = sum(component.tier_frames(component.rows)) * (8 + component.bytes_row)
-    newer += component.rows * (component.tier.policy == "lfu")
-    return above + 8 * _layout(component).blocks + newer + component.tier_queue(component.rows)
+    newer += component.rows * policy_of(component.tier.policy).bytes_row
+    return above + 8 * _layout(component).blocks + newer + queue_bytes(component, component.rows)
 
 
 def _allocated(path: Path) -> int:

@@ -22,8 +22,8 @@ from sparrow.core.errors import listed
 from sparrow.core.memory import available_bytes, gb, let_go, resident_bytes
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import LogTable, Numbering, TableChoices, TableSpec, stored_in, unallocated
-from sparrow.embeddings.spec import Component, Tier
-from sparrow.embeddings.tiers.folded import FoldedStore
+from sparrow.embeddings.spec import Component, in_memory
+from sparrow.embeddings.stores.folded import FoldedStore
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 from sparrow.layers import computing
@@ -111,7 +111,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1, prob
     loader = dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), ranks=ranks).bytes_ahead()
     saving = weights + state + bytes_of_checkpoints(components, run.checkpoint.keep)
     here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": saving}
-    here["rows beneath frames"] = max(held(run, specs, grid, Component.beneath_bytes))
+    here["rows beneath frames"] = max(held(run, specs, grid, lambda c, *part: c.tier.beneath_bytes(c, *part)))
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))
     flop = 6.0 * weights / 4 * run.data.batch_size / ranks
 
@@ -252,14 +252,14 @@ def _without_effect(run: Run, rows: Mapping[str, int]) -> Iterator[str]:
     """
     tiers = {name: run.tables.of(name, count).tier for name, count in rows.items()}
     is_on = any(tier.is_on for tier in tiers.values())
-    on_ssd = [name for name, tier in tiers.items() if tier.has_ssd]
+    on_ssd = [name for name, tier in tiers.items() if tier.has_folder]
     if on_ssd and run.ssd is None:
         raise UserError(f"tables.tier: is ssd for {listed(on_ssd)}, and no folder on an SSD is named; give --ssd DIR")
-    if "host" in {tier.name for tier in tiers.values()} and torch.device(run.device).type == "cpu":
-        yield "tables.tier: host memory is all that a CPU has, so that frames are a second copy; leave host out"
+    for told in sorted({tier.advice(torch.device(run.device).type) for tier in tiers.values()} - {""}):
+        yield f"tables.tier: {told}"
     if run.ssd is not None and not on_ssd:
         yield "ssd: no table is on it; name some with --tables.tier.name ssd, or with a plan of `sparrow plan`"
-    if not is_on and any(tier != Tier() for tier in tiers.values()):
+    if not is_on and any(tier != in_memory() for tier in tiers.values()):
         yield "tables.tier: it says nothing while tables are in memory; --tables.tier.name ssd puts them on --ssd"
     if is_on and run.compile:
         yield "loop.ahead: rows without frames are not read ahead with --compile"

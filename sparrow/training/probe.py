@@ -21,7 +21,7 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import whole
 from sparrow.distributed import World
 from sparrow.embeddings import stored_in
-from sparrow.embeddings.tiers.folded import FoldedStore
+from sparrow.embeddings.stores.folded import FoldedStore
 from sparrow.features.schema import Schema
 from sparrow.layers import computing
 from sparrow.layers.watch import Operands, watched

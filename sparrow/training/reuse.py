@@ -17,6 +17,7 @@ from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, EmbeddingTables, TableSpec, unallocated
 from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.tiers import ssd
 from sparrow.sharding.curves import Trace
 from sparrow.sharding.tiering import Device, Use, cost, largest, probed, smallest, speed
 from sparrow.trained.build import tables_of, untrained, within_memory
@@ -90,7 +91,7 @@ def on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> str:
     least, most = (max(map(bound, found.values()), default=0) for bound in (smallest, largest))
 
     sizes = sorted({least, *(max(least, int(share * most)) for share in TRIED)}, reverse=True)
-    tiers = {size: Tier(name="ssd", bytes=size) for size in sizes}
+    tiers = {size: ssd.Config(bytes=size) for size in sizes}
     fitting = next((n for n, tier in tiers.items() if fits(placed(run, dataset, dict.fromkeys(found, tier)))), None)
     if not found or fitting is None:
         return ""

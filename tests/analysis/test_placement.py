@@ -14,7 +14,7 @@ from sparrow.analysis.placement import divide, options_of, place
 from sparrow.core import UserError
 from sparrow.embeddings import Component
 from sparrow.embeddings.choices import Override
-from sparrow.embeddings.spec import Cache, Tier
+from sparrow.embeddings.spec import Cache, in_memory
 from sparrow.kernels.formats import int8
 from sparrow.sharding import tiering
 from sparrow.sharding.plan import read
@@ -121,7 +121,7 @@ def run_on(wide: Path, folder: Path, *, ssd: bool = True) -> Run:
 
 def test_enough_memory_keeps_all(wide: Path, tmp_path: Path) -> None:
     found = place(run_on(wide, tmp_path), data.open(wide), memory=1 << 40, device=DEVICE)
-    assert {table.cost.tier for table in found.tables.values()} == {Tier()}
+    assert {table.cost.tier for table in found.tables.values()} == {in_memory()}
     assert found.ms_disk == 0.0
     assert 1e3 < found.examples_per_s < float("inf")
     assert set(found.tables) == set(data.open(wide).schema.encodings)
@@ -193,7 +193,7 @@ def test_layouts_of_the_runs_plan_are_kept(wide: Path, tmp_path: Path) -> None:
     place(run, data.open(wide), memory=1 << 40, device=DEVICE).save(tmp_path / "out.toml", run)
     before, after = read(str(plan)), read(str(tmp_path / "out.toml"))
     assert (after.default, after.layouts) == (before.default, before.layouts)
-    assert after.tiers["user"] == Tier()
+    assert after.tiers["user"] == in_memory()
 
 
 @pytest.mark.parametrize(("ssd", "remedy"), [(True, "give --memory [0-9]+MB"), (False, "with --ssd, or give")])

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from sparrow.core import UserError
-from sparrow.core.config import from_dict
+from sparrow.core.config import changed, from_dict
 from sparrow.embeddings import Direct, Hashed, Numbering, TableChoices
 from sparrow.embeddings.choices import Override
-from sparrow.embeddings.spec import Cache, Tier
+from sparrow.embeddings.spec import Cache, in_memory
+from sparrow.embeddings.tiers import host, ssd
 from sparrow.kernels.formats import fp16, fp32, int8
 from sparrow.kernels.rules import adam, rowwise_adagrad
 from sparrow.trained.run import Run
@@ -55,14 +56,16 @@ def test_a_tier_is_chosen_for_some_tables() -> None:
     found = [
         choices.spec(name, 4, Numbering(rows)).components[0].tier for name, rows in (("w", 9), ("w", 101), ("x", 101))
     ]
-    assert found == [Tier(), Tier(name="ssd", bytes=5000), Tier(name="ssd", bytes=5000, policy="lfu")]
-    assert choices.of("y", 101).tier == choices.in_memory.of("x", 101).tier == Tier()
+    assert found == [in_memory(), ssd.Config(bytes=5000), ssd.Config(bytes=5000, policy="lfu")]
+    assert choices.of("y", 101).tier == choices.in_memory.of("x", 101).tier == in_memory()
     for settings, told in (({"fraction": 1.5}, "fraction: 1.5"), ({"fraction": 0.1, "bytes": 9}, "choose one")):
         with pytest.raises(UserError, match=told):
-            Tier(name="ssd", **settings)  # type: ignore[arg-type]
-    for name, beneath in (("ssd", "ssd"), ("host", "host"), ("memory", "ssd")):
-        with pytest.raises(UserError, match=f"beneath: {name} over {beneath}; only host has an ssd beneath it"):
-            Tier(name=name, beneath=Tier(name=beneath))  # type: ignore[arg-type]
+            ssd.Config(**settings)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="beneath: host; only an ssd is beneath the host"):
+        host.Config(beneath=host.Config())
+    for name in ("ssd", "memory"):
+        with pytest.raises(UserError, match="tier.beneath: unknown key"):
+            changed(choices, {"tier": {"name": name, "beneath": "ssd"}})
 
 
 def test_a_table_whose_rows_are_exact_has_no_cache() -> None:
@@ -159,8 +162,8 @@ def test_an_error_names_the_place_that_addresses_the_table() -> None:
 
 
 def test_a_plan_places_tables_once() -> None:
-    choices = TableChoices(tier=Tier(name="ssd", fraction=0.5))
-    tiers, rows = {"a": Tier(), "b": Tier(), "c": Tier(name="ssd", bytes=999)}, {"a": 5, "b": 6, "c": 7, "d": 8}
+    choices = TableChoices(tier=ssd.Config(fraction=0.5))
+    tiers, rows = {"a": in_memory(), "b": in_memory(), "c": ssd.Config(bytes=999)}, {"a": 5, "b": 6, "c": 7, "d": 8}
     placed = choices.placed(tiers, rows)
     assert {name: placed.of(name, rows[name]).tier for name in tiers} == tiers
     assert placed.of("d", 8).tier == choices.tier

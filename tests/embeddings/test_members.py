@@ -39,7 +39,7 @@ from sparrow.embeddings.addressing.mixed_dimension import MixedDimension
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache
-from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.stores.cached import CachedStore
 from sparrow.features.transforms import Transforms
 from sparrow.kernels import Impl, missing, row_index
 from sparrow.kernels.formats import Field, Rounding, bf16, fp16, fp32, int4, int8, mxfp4, mxfp8, split_bf16

@@ -17,8 +17,9 @@ from sparrow.core import Chunk, UserError
 from sparrow.embeddings import Folder, on_ssd, stored_in
 from sparrow.embeddings import records as module
 from sparrow.embeddings.records import RowRecords
-from sparrow.embeddings.spec import Component, Tier
-from sparrow.embeddings.tiers import ssd_of
+from sparrow.embeddings.spec import Component, in_memory
+from sparrow.embeddings.stores import ssd_of
+from sparrow.embeddings.tiers import ssd
 from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, mxfp4, mxfp6, mxfp8, mxint8, split_bf16
 from sparrow.kernels.philox import key_of
 from sparrow.kernels.rules import adam, rowwise_adagrad
@@ -143,7 +144,7 @@ def kept(kind: str, folder: Path) -> AbstractContextManager[None]:
 @pytest.mark.parametrize("name", MX)
 def test_rows_in_blocks_fit_every_cut_between_them(name: str, kind: str, tmp_path: Path) -> None:
     """Parts are loaded from the whole and from other parts, and the whole from parts."""
-    tier = Tier(name="ssd", fraction=0.3) if kind == "ssd" else Tier()
+    tier = ssd.Config(fraction=0.3) if kind == "ssd" else in_memory()
     component = replace(OLD, dim=100, format=FORMATS[name], tier=tier)
 
     def loaded(chunks: list[Chunk], edges: tuple[int, ...]) -> list[Chunk]:

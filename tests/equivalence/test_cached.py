@@ -13,7 +13,7 @@ from sparrow.core import Chunk, KeyedJagged, UserError
 from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, unallocated
 from sparrow.embeddings.spec import Cache
-from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.stores.cached import CachedStore
 from sparrow.kernels.formats import fp16, int8
 from sparrow.kernels.rules import sgd
 from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise
@@ -35,7 +35,8 @@ PLANS: dict[str, Callable[[int], Layout]] = {
 def tables_of(format: str, fraction: float = 0.12) -> EmbeddingTables:
     spec = TableSpec(
         name="t", dim=DIM, addressing=Direct(ROWS), rule=sgd.Config(lr=0.3), init_scale=1.0,
-        format=int8.Config() if format == "int8" else fp16.Config(), cache=Cache(fraction=fraction, policy="lfu"),
+        format=int8.Config() if format == "int8" else fp16.Config(),
+        cache=Cache(fraction=fraction, policy="lfu"),
     )  # fmt: skip
     return EmbeddingTables([spec], [Feature(name="a", table="t")], seed=1, mode="deferred")
 

@@ -15,7 +15,7 @@ from sparrow.core import KeyedJagged, UserError
 from sparrow.embeddings import EmbeddingTables, Feature, TableSpec
 from sparrow.embeddings.addressing.dynamic import Dynamic
 from sparrow.embeddings.spec import Cache
-from sparrow.embeddings.tiers.store import rows_on
+from sparrow.embeddings.stores.store import rows_on
 from sparrow.kernels import philox, row_index
 from sparrow.kernels.formats import fp16, fp32, int8, split_bf16
 from sparrow.kernels.row_index import Policy

@@ -24,8 +24,10 @@ from sparrow.core import Chunk, KeyedJagged, UserError
 from sparrow.data.batches.loader import Share
 from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableSpec, on_ssd, unallocated
-from sparrow.embeddings.spec import Cache, Tier
-from sparrow.embeddings.tiers import At, HostStore, SsdStore, ssd, ssd_of
+from sparrow.embeddings.spec import Cache, in_memory
+from sparrow.embeddings.stores import At, HostStore, SsdStore, ssd_of
+from sparrow.embeddings.stores import ssd as of_ssd
+from sparrow.embeddings.tiers import ssd
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import fp16
 from sparrow.kernels.rules import adagrad
@@ -81,7 +83,7 @@ def steps(
     world: World, folder: str | None, layout: str, mode: str, depth: int, cache: Cache | None = None
 ) -> tuple[list[Chunk], int]:
     """The chunks of this rank after some steps, and how many rows left frames."""
-    tier = Tier(name="ssd", fraction=0.3) if folder else Tier()
+    tier = ssd.Config(fraction=0.3) if folder else in_memory()
     spec = TableSpec(
         name="t", dim=6, addressing=Direct(ROWS), rule=adagrad.Config(lr=0.3), init_scale=1.0, tier=tier,
         format=fp16.Config(), state="bf16", cache=cache or Cache(),
@@ -247,7 +249,7 @@ def test_ways_to_read_and_write(wide: Path, tmp_path: Path, monkeypatch: pytest.
         held = pytest.warns(UserWarning, match="has no O_DIRECT")
     else:
         options = {"chance": Random(7)} if way == "reference" else {}
-        monkeypatch.setattr(ssd, "Blocks", partial(Blocks, way=way, **options))
+        monkeypatch.setattr(of_ssd, "Blocks", partial(Blocks, way=way, **options))
     few = ON_SSD | {"tables.tier.fraction": 0.05, "ssd": str(tmp_path / "disk")}
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), {})
     with held:

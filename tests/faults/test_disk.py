@@ -15,7 +15,7 @@ import pytest
 
 from sparrow import checkpoint
 from sparrow.core import UserError
-from sparrow.embeddings.tiers import SsdStore
+from sparrow.embeddings.stores import SsdStore
 from sparrow.training.loop import Trainer
 from tests.small_disk import on_small_disk
 from tests.training.test_blocks import FEW, check, files, in_memory, last, needed, rows_of, trainer, wide

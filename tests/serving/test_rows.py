@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core import UserError
-from sparrow.embeddings.tiers import LeveledRows
+from sparrow.embeddings.stores import LeveledRows
 from sparrow.serving import rows as module
 from sparrow.serving.rows import ROW, changed_rows, tensors_of, write_rows
 

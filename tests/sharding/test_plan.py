@@ -11,7 +11,7 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.embeddings import Component, Direct, EmbeddingTables, Feature, TableSpec
-from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.tiers import ssd
 from sparrow.kernels.rules import Regularization, sgd
 from sparrow.sharding import Codecs, Layout, column_wise, plan, shard
 from sparrow.sharding.plan import FAR, LARGE, NAMED, read, tiers_of
@@ -172,7 +172,7 @@ def test_tiers_stand_beside_layouts(tmp_path: Path) -> None:
     file.write_text(
         'default = "row_wise"\nlayouts = { s = { ranks = [0] } }\ntiers = { l = { name = "ssd", bytes = 1000 } }\n'
     )
-    assert tiers_of(str(file), ["s", "m", "l"]) == {"l": Tier(name="ssd", bytes=1000)}
+    assert tiers_of(str(file), ["s", "m", "l"]) == {"l": ssd.Config(bytes=1000)}
     assert plan(str(file), SPECS, WORLD)["s"].ranks == (0,)  # whoever asks for ranks gets them
     assert read("table_wise").default == "table_wise"
     assert tiers_of("auto", ["s"]) == {}

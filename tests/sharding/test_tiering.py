@@ -9,7 +9,8 @@ import torch
 
 from sparrow.core import UserError
 from sparrow.embeddings import Component
-from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.spec import in_memory
+from sparrow.embeddings.tiers import ssd
 from sparrow.kernels.block_io import Layout
 from sparrow.sharding.tiering import Device, Use, cost, probed, sizes, smallest
 from tests.sharding.test_curves import curve_of, zipf_batches
@@ -24,7 +25,7 @@ def use_of(skew: float, rows: int = 20_000, batches: int = 60, size: int = 500, 
 
 def test_more_frames_cost_less_time() -> None:
     use = use_of(1.05)
-    costs = [cost([use], Tier(name="ssd", bytes=size), DEVICE) for size in sizes([use])]
+    costs = [cost([use], ssd.Config(bytes=size), DEVICE) for size in sizes([use])]
     assert [c.bytes for c in costs] == sorted(c.bytes for c in costs)
     assert all(a.ms >= b.ms for a, b in itertools.pairwise(costs))
     assert costs[0].ms_disk > 1.5 * costs[len(costs) // 2].ms_disk
@@ -34,19 +35,19 @@ def test_more_frames_cost_less_time() -> None:
 
 def test_bytes_are_those_that_preflight_counts() -> None:
     use = use_of(1.0)
-    tier = Tier(name="ssd", bytes=smallest([use]))
+    tier = ssd.Config(bytes=smallest([use]))
     component = dataclasses.replace(use.component, tier=tier)
     assert cost([use], tier, DEVICE).bytes == component.bytes_of(component.rows, component.dim)
-    assert cost([use], Tier(), DEVICE).bytes == use.component.rows * use.component.bytes_row
+    assert cost([use], in_memory(), DEVICE).bytes == use.component.rows * use.component.bytes_row
 
 
 @pytest.mark.parametrize("rows", [1, 31, 33, 1000, 100_000])
 def test_the_smallest_holds_batches_under_way(rows: int) -> None:
     use = use_of(0.5, rows=rows)
-    tier = Tier(name="ssd", bytes=smallest([use]))
+    tier = ssd.Config(bytes=smallest([use]))
     frames, _ = dataclasses.replace(use.component, tier=tier).tier_frames(rows)
     assert frames >= min(use.curve.most, rows)
-    last = dataclasses.replace(use.component, tier=Tier(name="ssd", bytes=sizes([use])[-1]))
+    last = dataclasses.replace(use.component, tier=ssd.Config(bytes=sizes([use])[-1]))
     assert last.tier_frames(rows)[0] >= rows
 
 
@@ -54,7 +55,7 @@ def test_uniform_ids_are_bound_by_reads() -> None:
     """A steady state of far more rows than blocks in the queue: I / (l m (1 + w)) and what is written."""
     rows, size, batches = 200_000, 1000, 400
     use = use_of(0.0, rows, batches, size)
-    tier = Tier(name="ssd", fraction=0.1)
+    tier = ssd.Config(fraction=0.1)
     found = cost([use], tier, DEVICE)
     misses = found.miss_ratio * use.references
     assert found.miss_ratio == pytest.approx(1 - 0.1, abs=0.03)
@@ -65,26 +66,26 @@ def test_uniform_ids_are_bound_by_reads() -> None:
 
 
 def test_memory_alone_waits_for_no_disk() -> None:
-    found = cost([use_of(1.0)], Tier(), DEVICE)
+    found = cost([use_of(1.0)], in_memory(), DEVICE)
     assert (found.ms_disk, found.miss_ratio) == (0.0, 0.0)
     assert found.ms_processor > 0
 
 
 def test_a_faster_disk_takes_less_time() -> None:
-    use, tier = use_of(0.8), Tier(name="ssd", fraction=0.1)
+    use, tier = use_of(0.8), ssd.Config(fraction=0.1)
     slow, fast = (cost([use], tier, Device(reads_per_s=n, bytes_per_s=1e12)).ms_disk for n in (1e4, 2e4))
     assert slow == pytest.approx(2 * fast, rel=1e-4)
 
 
 def test_a_table_that_nobody_looks_up() -> None:
     use = Use(component=Component(name="t", rows=100, dim=4), curve=curve_of([]), lookups=0.0, is_whole=True)
-    for tier in (Tier(), Tier(name="ssd", bytes=smallest([use]))):
+    for tier in (in_memory(), ssd.Config(bytes=smallest([use]))):
         assert cost([use], tier, DEVICE).ms == 0.0
 
 
 def test_components_of_a_table_have_frames_each() -> None:
     use = use_of(1.0)
-    tier = Tier(name="ssd", bytes=smallest([use]))
+    tier = ssd.Config(bytes=smallest([use]))
     one, two = cost([use], tier, DEVICE), cost([use, use], tier, DEVICE)
     assert (two.bytes, two.ms_disk) == (2 * one.bytes, pytest.approx(2 * one.ms_disk))
     assert two.miss_ratio == pytest.approx(one.miss_ratio)

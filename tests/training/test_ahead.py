@@ -9,7 +9,7 @@ import torch
 
 from sparrow import data
 from sparrow.embeddings import TableChoices
-from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.spec import TIERS
 from sparrow.trained.build import build, tables_of
 from sparrow.trained.run import Loop
 from sparrow.training.ahead import Ahead
@@ -23,7 +23,7 @@ def test_rows_of_coming_steps_are_asked_for_once_and_in_order(
     prepared: Path, tmp_path: Path, tier: Any, ahead: int, ranks: int
 ) -> None:
     """None beyond the last step; in memory nothing is asked for."""
-    choices = TableChoices(tier=Tier(name=tier, fraction=1.0))
+    choices = TableChoices(tier=TIERS.config(tier)(fraction=1.0))
     run = replace(
         small_run(prepared, tmp_path), ssd=str(tmp_path), tables=choices, loop=Loop(ahead=ahead, accumulate=2)
     )

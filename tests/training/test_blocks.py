@@ -23,17 +23,19 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.checkpoint import blocks, pieces, store
 from sparrow.core import UserError
-from sparrow.embeddings.tiers import SsdStore, spare, ssd, ssd_of
-from sparrow.embeddings.tiers import saved as of_saved
-from sparrow.kernels import row_cache
+from sparrow.embeddings.stores import SsdStore, spare, ssd_of
+from sparrow.embeddings.stores import saved as of_saved
+from sparrow.embeddings.stores import ssd as of_ssd
+from sparrow.embeddings.stores.ssd import queue_bytes
 from sparrow.kernels.block_io import Blocks
+from sparrow.kernels.row_cache.policies import lfu
 from sparrow.serving.export import export
 from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import restore
 from sparrow.training import blocks as of_run
 from sparrow.training.loop import Trainer
 from sparrow.training.saver import Saver
-from tests.embeddings.tiers.test_stacked import counted
+from tests.embeddings.stores.test_stacked import counted
 from tests.runs import run_of
 from tests.serving.test_export import contents
 
@@ -129,7 +131,7 @@ def test_kept_checkpoints_share_one_file(wide: Path, tmp_path: Path, in_memory: 
     assert not [name for name in saved.files if name.startswith("table-")]
     for part in saved.on_ssd():
         frames, spare = part.component.tier_frames(part.component.rows)
-        waiting = part.component.tier_queue(part.component.rows) // part.component.bytes_row
+        waiting = queue_bytes(part.component, part.component.rows) // part.component.bytes_row
         assert len(part.rows_U) <= frames + spare + waiting
 
 
@@ -172,7 +174,7 @@ def test_a_run_goes_on_elsewhere(
         "memory": {"tables__tier__name": "memory"},
     }
     options = choices[change]
-    monkeypatch.setattr(ssd, "PIECE", 32)  # rows of later pieces find full sets
+    monkeypatch.setattr(of_ssd, "PIECE", 32)  # rows of later pieces find full sets
     trainer(wide, place, loop__max_steps=25).fit()
     before = files(place)
     if change == "copy":
@@ -445,7 +447,7 @@ def test_after_a_resume_the_same_rows_leave(
     wide: Path, tmp_path: Path, policy: str, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the run had not been stopped; but rows that were looked at ahead are in frames already."""
-    monkeypatch.setattr(row_cache, "AGING", 7)  # counts are halved on both sides of the stop, and not just there
+    monkeypatch.setattr(lfu.Config, "halved", 7)  # counts are halved on both sides of the stop, and not just there
     options = {"tables__tier__policy": policy, "loop__ahead": ahead}
     at: dict[int, dict[str, tuple[int, int, int]]] = {}
     with monkeypatch.context() as patched:
@@ -470,7 +472,7 @@ def test_beneath_exact_rows_each_use_is_counted_once(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the run before the resume has looked at batches ahead, and exact rows have left since."""
-    monkeypatch.setattr(row_cache, "AGING", 7)
+    monkeypatch.setattr(lfu.Config, "halved", 7)
     brought = counted(monkeypatch)
     options = {"tables__tier__policy": "lfu", "loop__ahead": 3, "tables__format__name": "int8"}
     options |= {"tables__cache__fraction": 0.03, "tables__tier__fraction": 0.4}

@@ -17,7 +17,8 @@ from sparrow import data
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.embeddings import Component
-from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.spec import TIERS, in_memory
+from sparrow.embeddings.tiers import host, ssd
 from sparrow.kernels.block_io import Layout
 from sparrow.trained.run import Checkpoints
 from sparrow.training import train
@@ -33,7 +34,7 @@ def test_disks_must_have_room(prepared: Path, tmp_path: Path, monkeypatch: pytes
     dataset = data.open(prepared)
     free = {"/": 10**12}
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free["/"]))
-    large = Component(name="t", rows=10**9, dim=16, tier=Tier(name="ssd"))
+    large = Component(name="t", rows=10**9, dim=16, tier=ssd.Config())
     check_disks(replace(run, checkpoint=Checkpoints(keep=1)), [large], dataset)
     free["/"] = 2 * 10**10
     told = (
@@ -41,7 +42,7 @@ def test_disks_must_have_room(prepared: Path, tmp_path: Path, monkeypatch: pytes
     )
     with pytest.raises(UserError, match=told):
         check_disks(run, [large], dataset)
-    check_disks(run, [replace(large, tier=Tier())], dataset)
+    check_disks(run, [replace(large, tier=in_memory())], dataset)
     free["/"] = 10**6
     with pytest.raises(
         UserError,
@@ -53,7 +54,7 @@ def test_disks_must_have_room(prepared: Path, tmp_path: Path, monkeypatch: pytes
 def test_by_default_a_small_table_has_a_frame_for_each_row() -> None:
     """Its rows of batches under way would find none; of a large one a tenth have frames."""
     for rows, frames in ((311, 320), (65_536, 65_536), (100_000, 65_536), (10**7, 10**6)):
-        found = Component(name="t", rows=rows, dim=16, tier=Tier(name="ssd")).tier_frames(rows)[0]
+        found = Component(name="t", rows=rows, dim=16, tier=ssd.Config()).tier_frames(rows)[0]
         assert frames == found
 
 
@@ -63,7 +64,7 @@ def test_kept_checkpoints_need_what_changed_between_them(
     """Beside the rows and the best one. Hosts divide it."""
     run = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk"))
     dataset, needs = data.open(prepared), list[float]()
-    component = Component(name="t", rows=10**9, dim=16, tier=Tier(name="ssd"))
+    component = Component(name="t", rows=10**9, dim=16, tier=ssd.Config())
     (tmp_path / "disk").mkdir()
     for every, hosts in ((None, 1), (2, 1), (2, 4)):
         low, high = 0, 2**40
@@ -91,10 +92,10 @@ def free_of(place: Path, size: int) -> SimpleNamespace:
 
 def test_what_a_run_has_counts_as_free(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the disk of `ssd`: a run that goes on needs no room twice."""
-    ssd, place = tmp_path / "disk", tmp_path / "run"
-    run = replace(small_run(prepared, place), ssd=str(ssd))
-    table, dataset = Component(name="t", rows=10**4, dim=16, tier=Tier(name="ssd")), data.open(prepared)
-    of = {"here": ssd / "run-1", "elsewhere": tmp_path / "run-1"}
+    disk, place = tmp_path / "disk", tmp_path / "run"
+    run = replace(small_run(prepared, place), ssd=str(disk))
+    table, dataset = Component(name="t", rows=10**4, dim=16, tier=ssd.Config()), data.open(prepared)
+    of = {"here": disk / "run-1", "elsewhere": tmp_path / "run-1"}
     for folder in (*of.values(), place / "checkpoints" / "step-1"):
         folder.mkdir(parents=True)
         (folder / "file").write_bytes(b"x" * (20 << 20))
@@ -115,7 +116,7 @@ def test_checkpoints_with_all_rows_share_no_blocks(
 ) -> None:
     """And all rows of each are in the run directory."""
     run = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk"))
-    component = Component(name="t", rows=10**9, dim=16, tier=Tier(name="ssd"))
+    component = Component(name="t", rows=10**9, dim=16, tier=ssd.Config())
     run, free = replace(run, checkpoint=Checkpoints(keep=1, whole=True)), 3 * component.rows * component.bytes_row
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
     check_disks(run, [component], data.open(prepared))
@@ -128,7 +129,7 @@ def test_checkpoints_with_all_rows_in_the_background_are_refused(prepared: Path,
     settings: dict[str, Any] = {"ssd": str(tmp_path / "disk"), "checkpoint": Checkpoints(background=True, whole=True)}
     run = small_run(prepared, tmp_path / "run", **settings)
     over = replace(run, checkpoint=replace(run.checkpoint, whole=False))
-    for one, tier in ((run, Tier(name="ssd")), (over, Tier(name="host", beneath=Tier(name="ssd")))):
+    for one, tier in ((run, ssd.Config()), (over, host.Config(beneath=ssd.Config()))):
         told = "checkpoint.background: checkpoints with all rows of tables on an SSD are not"
         with pytest.raises(UserError, match=told):
             train(replace(one, tables=replace(run.tables, tier=tier)))
@@ -140,7 +141,7 @@ from pathlib import Path
 from sparrow.checkpoint import blocks
 from sparrow.embeddings import Component
 from sparrow.embeddings.spec import Tier
-from sparrow.embeddings.tiers import Folder, SsdStore
+from sparrow.embeddings.stores import Folder, SsdStore
 from sparrow.training import disk
 
 def now(name):
@@ -153,7 +154,7 @@ def peak(do, bound):
     print((now("VmHWM") - before) / bound)
     return done
 
-component = Component(name="t", rows=30_000_000, dim=4, tier=Tier(name="ssd", fraction=0.1))
+component = Component(name="t", rows=30_000_000, dim=4, tier=ssd.Config(fraction=0.1))
 store = SsdStore(component, component.rows, 4, Folder(path=Path(sys.argv[1])))
 store.name_file(Path(sys.argv[1]))
 tag_F, frames = store.get_buffer("tag"), len(store.get_buffer("tag"))
@@ -184,7 +185,7 @@ def test_preflight_counts_rows_beneath_frames_of_a_device(prepared: Path, tmp_pa
     """A byte more each, which says whether one was ever there; of the device there are frames."""
     run, dataset = small_run(prepared, tmp_path / "run"), data.open(prepared)
     memory, host = (
-        estimate(replace(run, tables=replace(run.tables, tier=Tier(name=name))), dataset).host  # type: ignore[arg-type]
+        estimate(replace(run, tables=replace(run.tables, tier=TIERS.config(name)())), dataset).host
         for name in ("memory", "host")
     )
     rows = sum(of.rows or 0 for of in dataset.schema.encodings.values())
@@ -196,7 +197,7 @@ def test_counts_of_rows_are_in_each_checkpoint(prepared: Path, tmp_path: Path, m
     """With lfu a byte for each row of the table, in as many as are kept, with the best and the one that is written."""
     run, needs = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk")), list[int]()
     for policy in ("lru", "lfu"):
-        component, low, high = Component(name="t", rows=10**8, dim=16, tier=Tier(name="ssd", policy=policy)), 0, 2**50  # type: ignore[arg-type]
+        component, low, high = Component(name="t", rows=10**8, dim=16, tier=ssd.Config(policy=policy)), 0, 2**50
         while high - low > 1:
             size = (low + high) // 2
             monkeypatch.setattr(shutil, "disk_usage", lambda place, size=size: SimpleNamespace(free=size))
@@ -214,12 +215,12 @@ def test_preflight_counts_checkpoints_and_counts_of_rows(prepared: Path, tmp_pat
     run, dataset = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk")), data.open(prepared)
     found = {}
     for policy in ("lru", "lfu"):
-        tier = Tier(name="ssd", policy=policy)  # type: ignore[arg-type]
+        tier = ssd.Config(policy=policy)
         found[policy] = estimate(replace(run, tables=replace(run.tables, tier=tier)), dataset).host
     memory = estimate(run, dataset).host
     rows = sum(of.rows or 0 for of in dataset.schema.encodings.values())
     assert found["lfu"]["tables"] - found["lru"]["tables"] == rows
-    run = replace(run, tables=replace(run.tables, tier=Tier(name="ssd")))
+    run = replace(run, tables=replace(run.tables, tier=ssd.Config()))
     parts = [part for of in tables_for(run, dataset) for spec in of.specs for part in spec.components]
     blocks = [Layout(fields=part.fields, rows=part.rows).blocks for part in parts]
     frames = [sum(part.tier_frames(part.rows)) for part in parts]
@@ -251,7 +252,7 @@ def test_a_folder_that_cannot_be_made_is_named(prepared: Path, tmp_path: Path, w
     remedy = {"ssd": "name another folder with --ssd", "run_dir": "name another --run_dir"}[which]
     said = re.escape(f"{at}/sparrow/x: no folder can be made in {at} ({why}); {remedy}")
     with pytest.raises(UserError, match=f"^{said}$"):
-        train(replace(run, tables=replace(run.tables, tier=Tier(name="ssd"))))
+        train(replace(run, tables=replace(run.tables, tier=ssd.Config())))
     assert {path.name for path in tmp_path.iterdir()} <= {"file", "closed"}  # nothing was made to find out
 
 

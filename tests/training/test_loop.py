@@ -26,6 +26,7 @@ from sparrow.embeddings.addressing import dynamic
 from sparrow.embeddings.spec import Cache
 from sparrow.features.schema import Column, Schema, Split
 from sparrow.kernels.formats import int8
+from sparrow.kernels.row_cache.policies import POLICIES
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.layers import Precision
 from sparrow.losses import binary_cross_entropy, probabilities
@@ -205,7 +206,7 @@ def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path, ad
 
 KILLED_EVICTING = """
     import os, signal, sys
-    from sparrow.embeddings.tiers import cached
+    from sparrow.embeddings.stores import cached
     from sparrow.trained.run import Run
     from sparrow.training import Trainer
 
@@ -223,10 +224,11 @@ KILLED_EVICTING = """
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("policy", POLICIES.names())
 def test_kill_9_amid_evictions_ends_with_the_same_bits(prepared: Path, tmp_path: Path, policy: Any) -> None:
     """Between two checkpoints, when half of the rows have left the cache."""
-    changes = {"tables": TableChoices(format=int8.Config(), cache=Cache(fraction=0.1, policy=policy, protect=1))}
+    cache = Cache(fraction=0.1, policy=policy, protect=1)
+    changes = {"tables": TableChoices(format=int8.Config(), cache=cache)}
     whole = train(small_run(prepared, tmp_path / "whole", **changes))
     toml = tmp_path / "run.toml"
     toml.write_text(write_toml(to_dict(small_run(prepared, tmp_path / "cut", **changes))))

@@ -19,8 +19,10 @@ from sparrow.core.memory import available_bytes
 from sparrow.data.batches.dataset import Dataset
 from sparrow.data.logs.read import table_log
 from sparrow.embeddings import Numbering, TableChoices
-from sparrow.embeddings.spec import Tier
-from sparrow.embeddings.tiers import HostStore, SsdStore
+from sparrow.embeddings.spec import in_memory
+from sparrow.embeddings.stores import HostStore, SsdStore
+from sparrow.embeddings.stores.ssd import queue_bytes
+from sparrow.embeddings.tiers import host, ssd
 from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.kernels.rules import adam, rowwise_adagrad
 from sparrow.layers import Precision
@@ -63,19 +65,19 @@ def test_tables_are_counted_to_the_byte(prepared: Path, model: object, rule: obj
 
 def test_tables_on_an_ssd_count_with_frames_map_and_queue(prepared: Path, tmp_path: Path) -> None:
     """A table of 69 GB on one host: what stays in memory is what its frames are told to take."""
-    large = TableChoices(tier=Tier(name="ssd", bytes=8_000_000_000), rule=rowwise_adagrad.Config())
+    large = TableChoices(tier=ssd.Config(bytes=8_000_000_000), rule=rowwise_adagrad.Config())
     (component,) = large.spec("t", 16, Numbering(10**9)).components
     assert 8.0e9 < component.bytes_of(component.rows, 16) < 8.0e9 + 12 * 10**9 / 59 + 2 * (64 << 20)
-    assert replace(component, tier=Tier()).bytes_of(component.rows, 16) == 69 * 10**9
-    on_ssd, log = Tier(name="ssd", fraction=0.3), data.open(prepared)
-    for tier in (on_ssd, Tier(name="host", fraction=0.1, beneath=on_ssd)):
+    assert replace(component, tier=in_memory()).bytes_of(component.rows, 16) == 69 * 10**9
+    on_ssd, log = ssd.Config(fraction=0.3), data.open(prepared)
+    for tier in (on_ssd, host.Config(fraction=0.1, beneath=on_ssd)):
         run = make(prepared, tables=TableChoices(tier=tier), ssd=str(tmp_path))
         built = build(run, log.schema)
         held = sum(b.nbytes for one in tables_of(built) for r in one.all_records() for b in r.buffers())
         held += sum(4 * store.spare.free for store in _stores(built))
         stores = [s._records.store if isinstance(s, HostStore) else s for s in _stores(built)]  # type: ignore[union-attr]
-        held += sum(4 * store.spare.free for store in stores if tier.beneath)
-        held += sum(s.component.tier_queue(s.rows) + 12 * s._blocks.layout.blocks for s in stores)
+        held += sum(4 * store.spare.free for store in stores if isinstance(tier, host.Config))
+        held += sum(queue_bytes(s.component, s.rows) + 12 * s._blocks.layout.blocks for s in stores)
         needs = preflight.estimate(run, log).host
         assert needs["tables"] + needs.get("rows beneath frames", 0) == held
 
@@ -267,7 +269,7 @@ def told_of_an_ssd(run: Run, log: Dataset, ranks: int = 1) -> tuple[str, list[tu
     assert "\n" not in said
     found = []
     for size, rate in re.findall(ON_SSD, said):
-        tables = replace(run.tables, tier=Tier(name="ssd", bytes=int(size)))
+        tables = replace(run.tables, tier=ssd.Config(bytes=int(size)))
         smaller = replace(run, tables=tables, sharding=replace(run.sharding, plan="auto"))
         preflight.check_fits(smaller, log, ranks, ranks)  # so it does
         found.append((smaller, float(rate.replace(",", ""))))

@@ -16,7 +16,8 @@ from sparrow import data
 from sparrow.analysis import elements
 from sparrow.cli import main
 from sparrow.embeddings import TableChoices
-from sparrow.embeddings.spec import Cache, Tier
+from sparrow.embeddings.spec import Cache
+from sparrow.embeddings.tiers import host, ssd
 from sparrow.kernels.formats import int8
 from sparrow.trained.run import Checkpoints, Log, Loop
 from sparrow.training import Trainer, preflight, runlog, train
@@ -104,9 +105,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "prepared"
 
 
-ON_SSD = {"ssd": Tier(name="ssd", fraction=0.05), "host": Tier(name="host", fraction=0.05)}
+ON_SSD = {"ssd": ssd.Config(fraction=0.05), "host": host.Config(fraction=0.05)}
 ON_SSD |= {
-    name: replace(ON_SSD["host"], beneath=Tier(name="ssd", fraction=fraction))
+    name: replace(ON_SSD["host"], beneath=ssd.Config(fraction=fraction))
     for name, fraction in (("over an SSD", 0.08), ("over frames for all", 1.0))
 }
 

@@ -17,7 +17,7 @@ from sparrow import checkpoint, data
 from sparrow.checkpoint import store, whole
 from sparrow.cli import main
 from sparrow.core import UserError
-from sparrow.embeddings.tiers import SavedStore, SsdStore
+from sparrow.embeddings.stores import SavedStore, SsdStore
 from sparrow.trained import scorer
 from sparrow.trained.scorer import restore
 from sparrow.training import warm

@@ -19,7 +19,7 @@ from sparrow.core.config import Family
 from sparrow.core.errors import UserError
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import LeveledRows
+from sparrow.embeddings.stores import LeveledRows
 from sparrow.kernels.formats import RowFormat, converted, fp16, fp32, int4, int8
 from sparrow.serving import Scorer
 from sparrow.serving.products import FORMATS, format_of, named

@@ -236,7 +236,7 @@ void enter(Part& part) {
       memcpy(field.to + n * field.bytes, field.to + part.at[u] * field.bytes, field.bytes);
   }
   const Lock lock(of);
-  const Use use{of.stamps, nullptr, static_cast<int32_t>(part.batch), static_cast<int32_t>(part.batch - 1)};
+  const Use use{of.stamps, static_cast<int32_t>(part.batch), static_cast<int32_t>(part.batch - 1)};
   for (u = 0; u < part.at.size(); ++u) {
     const int64_t row = part.missing_rows[u], set = of.cache.set_of(row);
     if (of.cache.find(row, set) >= 0) continue;  // another thread was first

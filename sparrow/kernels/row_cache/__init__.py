@@ -8,7 +8,7 @@ number of rows, one more or less. Hashing would overflow some sets even with a f
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from sparrow.kernels import Impl, resolve
 from sparrow.kernels.row_cache import reference
+from sparrow.kernels.row_cache.policies import Policy, lru
 
 WAYS = 32
-AGING = 256  # batches after which counts are halved
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,14 +29,15 @@ class Frames:
         rows: R < 2**31.
         tags_F: int32 [F], the row in each frame, -1 for none.
         stamps_F: int32 [F], the number of the last batch that used it.
-        counts_R: uint8 [R], how many batches used each row, halved every 256 batches. Empty for LRU; else the policy
-            is LFU.
+        counts_R: uint8 [R], how many batches used each row, as its policy counts. Empty if it does not.
+        policy: which row gives way.
     """
 
     rows: int
     tags_F: Tensor
     stamps_F: Tensor
     counts_R: Tensor
+    policy: Policy = field(default_factory=lru.Config)
 
     @property
     def multiplier(self) -> int:
@@ -74,8 +75,7 @@ def admit(
 
     The result depends on the set of rows, not on their order. Rows of the batch that are in are stamped first. Then the
     others follow in ascending order. One takes a free frame of its set. Else it takes that of a row that no batch after
-    `evictable` used: the one that was used least recently (LRU), or least often if the newcomer was used more often
-    (LFU). Without such a frame it stays out.
+    `evictable` used, as the policy says. Without such a frame it stays out.
 
     Args:
         frames: is changed.
@@ -85,14 +85,20 @@ def admit(
         counts: whether it is counted as a use of its rows. If not, they enter as if it were, and counts stay.
         impl: see `sparrow.kernels`.
     """
-    counts_R, is_lfu = frames.counts_R, frames.counts_R.numel() > 0
-    if is_lfu and counts and batch % AGING == 0:
+    counts_R, policy = frames.counts_R, frames.policy
+    if policy.most and counts and batch % policy.halved == 0:
         counts_R.bitwise_right_shift_(1)
-    before_N = counts_R[rows_N.long()] if is_lfu and not counts else None
+    before_N = counts_R[rows_N.long()] if policy.most and not counts else None
     moves: Moves = _implementation(impl, rows_N).admit(frames, rows_N, batch, evictable)
     if before_N is not None:
         counts_R[rows_N.long()] = before_N
     return moves
+
+
+def count(frames: Frames, rows_U: Tensor) -> None:
+    """Count a use of rows that are not admitted, as `admit` would. rows_U: int64 [U], each once."""
+    if frames.policy.most:
+        frames.counts_R[rows_U] += frames.counts_R[rows_U] < frames.policy.most
 
 
 def slots_of(frames: Frames, rows_N: Tensor, *, impl: Impl = "auto") -> Tensor:
@@ -133,4 +139,4 @@ def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
     return cpp
 
 
-__all__ = ["AGING", "WAYS", "Frames", "Moves", "admit", "free_frames", "slots_of"]
+__all__ = ["WAYS", "Frames", "Moves", "Policy", "admit", "count", "free_frames", "slots_of"]

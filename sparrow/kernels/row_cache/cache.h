@@ -104,10 +104,12 @@ struct Cache {
 // What admission knows of frames and rows.
 struct Use {
   int32_t* stamps;
-  uint8_t* counts;  // null: LRU
   int32_t batch, evictable;
+  uint8_t* counts = nullptr;  // null: the policy does not count
+  int64_t most = 0;
+  bool by_count = false, is_strict = false;  // see policies/
   INLINE void count(int64_t row) const {
-    if (counts) counts[row] += counts[row] < 255;
+    if (counts) counts[row] += counts[row] < most;
   }
 };
 
@@ -127,7 +129,7 @@ struct Set {
   INLINE void look(const Use& use) {
     const Ways of = load(stamps);
     Ways ranks = of;
-    if (use.counts) {
+    if (use.by_count) {
       int32_t counts[kWays];
       for (int64_t way = 0; way < kWays; ++way) counts[way] = use.counts[tags[way]];
       ranks = load(counts);
@@ -142,12 +144,13 @@ struct Set {
   INLINE int64_t way_for(const Use& use, int64_t row) {
     if (free) return std::find(tags, tags + kWays, -1) - tags;
     if (!known) look(use);
-    if (least == std::numeric_limits<int32_t>::max() || (use.counts && use.counts[row] <= least)) return -1;
+    if (least == std::numeric_limits<int32_t>::max()) return -1;
     const Ways of = load(stamps), in = load(tags);
     const int32_t stamp = row_cache::least(of, may);
     Ways those;
     EACH(k) those.v[k] = may.v[k] & (of.v[k] == stamp);
-    return way_of(in, row_cache::least(in, those));
+    const int32_t leaves = row_cache::least(in, those);
+    return use.is_strict && use.counts[row] <= use.counts[leaves] ? -1 : way_of(in, leaves);
   }
 
   INLINE void enter(const Use& use, int64_t way, int64_t row) {

@@ -142,14 +142,20 @@ FOR_PROCESSORS int64_t enter(const Cache& cache, const Use& use, const std::vect
 }
 
 std::vector<Tensor> row_cache_admit(Tensor tags_F, Tensor stamps_F, Tensor counts_R, const Tensor& rows_N, int64_t rows,
-                                    int64_t multiplier, int64_t batch, int64_t evictable) {
+                                    int64_t multiplier, int64_t batch, int64_t evictable, int64_t most, bool by_count,
+                                    bool is_strict) {
   const Cache cache(tags_F, rows, multiplier);
   uint8_t* counts = counts_R.numel() ? data<uint8_t>(counts_R, ScalarType::Byte, "counts_R") : nullptr;
-  check(stamps_F.numel() == cache.frames && (!counts || counts_R.numel() == rows),
+  check(stamps_F.numel() == cache.frames && (counts ? counts_R.numel() == rows : !by_count && !is_strict),
         "stamps_F, counts_R: expected one for each frame, and for each row or none");
   check(batch > evictable && batch <= std::numeric_limits<int32_t>::max(), "batch: expected one after `evictable`");
-  const Use use{data<int32_t>(stamps_F, ScalarType::Int, "stamps_F"), counts, static_cast<int32_t>(batch),
-                static_cast<int32_t>(std::max<int64_t>(evictable, std::numeric_limits<int32_t>::min()))};
+  const Use use{data<int32_t>(stamps_F, ScalarType::Int, "stamps_F"),
+                static_cast<int32_t>(batch),
+                static_cast<int32_t>(std::max<int64_t>(evictable, std::numeric_limits<int32_t>::min())),
+                counts,
+                most,
+                by_count,
+                is_strict};
   const int64_t N = rows_N.numel(), team = std::max<int64_t>(1, std::min(team_for(N * 16), N));
   std::vector<std::vector<uint64_t>> missing(team);
   std::vector<Moves> moves(team);
@@ -193,7 +199,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def("row_cache_slots(Tensor tags, Tensor rows, int total, int multiplier) -> Tensor");
   m.def(
       "row_cache_admit(Tensor(a!) tags, Tensor(b!) stamps, Tensor(c!) counts, Tensor rows, int total, int multiplier,"
-      " int batch, int evictable) -> Tensor[]");
+      " int batch, int evictable, int most, bool by_count, bool is_strict) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) {

@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
     """See the package."""
-    from sparrow.kernels.row_cache import WAYS, Moves
+    from sparrow.kernels.row_cache import WAYS, Moves, count
 
     rows_U, tags, stamps = rows_N.long().unique(), frames.tags_F.tolist(), frames.stamps_F.tolist()
-    is_lfu = bool(frames.counts_R.numel())
-    if is_lfu:
-        frames.counts_R[rows_U] += (frames.counts_R[rows_U] < 255).to(torch.uint8)
+    policy = frames.policy
+    count(frames, rows_U)
     place = {row: frame for frame, row in enumerate(tags) if row >= 0}
     missing = []
     for row in rows_U.tolist():
@@ -27,18 +26,20 @@ def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
         else:
             missing.append(row)
 
-    def count(row: int) -> int:
-        return int(frames.counts_R[row]) if is_lfu else 0
+    def uses(row: int) -> int:
+        return int(frames.counts_R[row]) if policy.most else 0
 
     moves = []
     for row, of in zip(missing, frames.sets_of(torch.tensor(missing, dtype=torch.int64)).tolist(), strict=True):
         ways = range(of * WAYS, (of + 1) * WAYS)
         free = [frame for frame in ways if tags[frame] < 0]
-        old = [(count(tags[f]), stamps[f], tags[f], f) for f in ways if tags[f] >= 0 and stamps[f] <= evictable]
+        may_leave = [frame for frame in ways if stamps[frame] <= evictable]
         if free:
             frame = free[0]
-        elif old and not (is_lfu and count(row) <= min(old)[0]):
-            frame = min(old)[-1]
+        elif may_leave:
+            frame = min(may_leave, key=lambda f: (uses(tags[f]) * policy.by_count, stamps[f], tags[f]))
+            if policy.is_strict and uses(row) <= uses(tags[frame]):
+                continue
         else:
             continue
         moves.append((frame, row, tags[frame]))

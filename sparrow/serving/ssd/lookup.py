@@ -17,9 +17,9 @@ from torch import Tensor
 from sparrow.embeddings import EmbeddingTables
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import LeveledRows
-from sparrow.embeddings.tiers.ssd import made_folder
-from sparrow.embeddings.tiers.store import level_of
+from sparrow.embeddings.stores import LeveledRows
+from sparrow.embeddings.stores.ssd import made_folder
+from sparrow.embeddings.stores.store import level_of
 from sparrow.kernels import embedding_bag
 from sparrow.kernels.block_io import Layout
 from sparrow.kernels.embedding_bag import Bags, Lookup, Rows, Table, Tables

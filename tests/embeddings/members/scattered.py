@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.store import At, level_of
+from sparrow.embeddings.stores.store import At, level_of
 from sparrow.kernels.embedding_bag import Rows, Table
 
 SPARE = 3  # slots of no row, at the end of the first level

@@ -11,17 +11,20 @@ from hypothesis import strategies as st
 
 from sparrow.kernels import Impl, missing, row_cache
 from sparrow.kernels.row_cache import WAYS, Frames
+from sparrow.kernels.row_cache.policies import POLICIES, lfu, policy_of
 
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
 IMPLS: list[Any] = ["reference", pytest.param("cpp", marks=built)]
 
 
 def frames(rows: int, sets: int, policy: str = "lru") -> Frames:
+    of = policy_of(policy)
     return Frames(
         rows=rows,
         tags_F=torch.full((sets * WAYS,), -1, dtype=torch.int32),
         stamps_F=torch.zeros(sets * WAYS, dtype=torch.int32),
-        counts_R=torch.zeros(rows if policy == "lfu" else 0, dtype=torch.uint8),
+        counts_R=torch.zeros(rows * of.bytes_row, dtype=torch.uint8),
+        policy=of,
     )
 
 
@@ -42,7 +45,7 @@ def test_every_row_has_a_way_where_there_is_a_frame_for_each(rows: int) -> None:
 
 @built
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), policy=st.sampled_from(["lru", "lfu"]), sets=st.integers(1, 3), protect=st.integers(1, 3))
+@given(data=st.data(), policy=st.sampled_from(POLICIES.names()), sets=st.integers(1, 3), protect=st.integers(1, 3))
 def test_both_kernels_do_the_same(data: st.DataObject, policy: str, sets: int, protect: int) -> None:
     rows = 400
     mine, its = frames(rows, sets, policy), frames(rows, sets, policy)
@@ -66,7 +69,7 @@ def test_both_kernels_do_the_same(data: st.DataObject, policy: str, sets: int, p
 
 
 @built
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("policy", POLICIES.names())
 def test_threads_change_nothing(threads: Callable[[int], None], policy: str) -> None:
     """From 8,192 ids on they share a batch. Who enters, who leaves and the order of it are as with one thread."""
     rows, sets = 20_000, 128
@@ -135,7 +138,7 @@ def test_a_batch_that_does_not_count_lets_rows_in_as_one_that_does(impl: Impl) -
     for name in ("frames_L", "rows_L", "old_L", "slots_N"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
     assert len(one.rows_L) == 3 and int(made[0].counts_R[60]) == 2
-    row_cache.admit(made[1], rows_N, row_cache.AGING, 3, counts=False, impl=impl)
+    row_cache.admit(made[1], rows_N, lfu.Config.halved, 3, counts=False, impl=impl)
     assert torch.equal(made[1].counts_R, before_R)
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from sparrow.embeddings.spec import Component
+from sparrow.embeddings.spec import Component, Folder
 from sparrow.kernels.embedding_bag import Rows, Table
 
 At = slice | Tensor
@@ -141,14 +139,6 @@ def stored_in(make: MakeStore) -> AbstractContextManager[None]:
     return _within(_make, make)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Folder:
-    """Where tables on an SSD have files, if anywhere. window: rows of so many last batches never leave their frames."""
-
-    path: Path | None = None
-    window: int = 5
-
-
 _folder: ContextVar[Folder | None] = ContextVar("_folder", default=None)
 
 
@@ -158,7 +148,7 @@ def chosen_folder() -> Folder | None:
 
 
 def on_ssd(folder: Folder | None) -> AbstractContextManager[None]:
-    """Tables that are made within this context and whose tier is "ssd" have their rows in files of a folder."""
+    """Tables that are made within this context and whose tier needs a folder have files of their rows there."""
     return _within(_folder, folder)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.memory import MemoryStore
-from sparrow.embeddings.tiers.store import At
+from sparrow.embeddings.stores.memory import MemoryStore
+from sparrow.embeddings.stores.store import At
 from sparrow.kernels.embedding_bag import Rows, Table
 
 

@@ -11,12 +11,14 @@ import torch
 
 from sparrow.core import UserError
 from sparrow.embeddings import EmbeddingTables
-from sparrow.embeddings.spec import Cache, Tier
-from sparrow.embeddings.tiers import CachedStore, SsdStore, ssd_of
-from sparrow.kernels import row_cache
+from sparrow.embeddings.spec import Cache
+from sparrow.embeddings.stores import CachedStore, SsdStore, ssd_of
+from sparrow.embeddings.stores.ssd import queue_bytes
+from sparrow.embeddings.tiers import ssd
 from sparrow.kernels.formats import RowFormat, bf16, int4, int8, mxfp4
+from sparrow.kernels.row_cache.policies import lfu
 from sparrow.kernels.rules import adam
-from tests.embeddings.tiers.test_ssd import (
+from tests.embeddings.stores.test_ssd import (
     DIM,
     ROWS,
     assert_equal,
@@ -29,7 +31,7 @@ from tests.embeddings.tiers.test_ssd import (
     tables_of,
 )
 
-SMALL = Tier(name="ssd", fraction=0.25)
+SMALL = ssd.Config(fraction=0.25)
 FORMATS: dict[str, RowFormat] = {
     "int8": int8.Config(),
     "int4": int4.Config(),
@@ -104,7 +106,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_batches_add_up_before_an_update(tmp_path: Path) -> None:
     """A row may be out in one batch and in a frame in the next, before it learns from both."""
     make: Any = partial(tables_of, format=int8.Config(), cache=Cache(fraction=0.06), mode="deferred", of=adam.Config())
-    made = [make(), make(tmp_path, Tier(name="ssd", fraction=0.4), window=9)]
+    made = [make(), make(tmp_path, ssd.Config(fraction=0.4), window=9)]
     batches = [batch(seed) for seed in range(95)]
     for seed in range(0, 90, 3):
         for tables in made:
@@ -162,7 +164,7 @@ def test_a_row_is_read_once_while_it_has_an_exact_frame(tmp_path: Path) -> None:
 @pytest.mark.parametrize("depth", [0, 4])
 def test_beneath_them_a_batch_counts_its_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     """When it is looked at ahead, in whatever frames they are. Rows that lose their exact frames then count nothing."""
-    monkeypatch.setattr(row_cache, "AGING", 20)
+    monkeypatch.setattr(lfu.Config, "halved", 20)
     brought, fetch = counted(monkeypatch), SsdStore.fetch
     want_R = torch.zeros(ROWS, dtype=torch.uint8)
 
@@ -172,8 +174,8 @@ def test_beneath_them_a_batch_counts_its_rows_once(tmp_path: Path, monkeypatch: 
         fetch(self, rows_N, number, settled)
 
     monkeypatch.setattr(SsdStore, "fetch", noted)
-    lfu = Tier(name="ssd", fraction=0.4, policy="lfu")
-    tables = tables_of(tmp_path, lfu, format=int8.Config(), cache=Cache(fraction=0.06), window=5)
+    counting = ssd.Config(fraction=0.4, policy="lfu")
+    tables = tables_of(tmp_path, counting, format=int8.Config(), cache=Cache(fraction=0.06), window=5)
     batches = [batch(seed) for seed in range(60)]
     for n, ids in enumerate(batches):
         out = forward(tables, ids)
@@ -186,12 +188,12 @@ def test_beneath_them_a_batch_counts_its_rows_once(tmp_path: Path, monkeypatch: 
 
 
 def test_memory_is_what_is_allocated(tmp_path: Path) -> None:
-    for cache, tier in ((CACHES["lru"], SMALL), (CACHES["lfu"], Tier(name="ssd", bytes=15_000, policy="lfu"))):
+    for cache, tier in ((CACHES["lru"], SMALL), (CACHES["lfu"], ssd.Config(bytes=15_000, policy="lfu"))):
         tables = tables_of(tmp_path, tier, format=int8.Config(), cache=cache)
         component, (_, beneath) = tables.record("t").component, stores_of(tables)
         beside = component.bytes_of(ROWS, DIM) - tables.record("t").nbytes
         spare = component.tier_frames(ROWS)[1]
-        assert beside == spare * 4 + component.tier_queue(ROWS) + 12 * beneath._blocks.layout.blocks
+        assert beside == spare * 4 + queue_bytes(component, ROWS) + 12 * beneath._blocks.layout.blocks
 
 
 def test_too_few_frames_beneath_are_refused_and_the_table_stays_whole(tmp_path: Path) -> None:

@@ -35,18 +35,23 @@ from sparrow.embeddings import (
 )
 from sparrow.embeddings.addressing import dynamic, quotient_remainder
 from sparrow.embeddings.records import RowRecords
-from sparrow.embeddings.spec import Cache, Tier
-from sparrow.embeddings.tiers import CachedStore, HostStore, Saved, SsdStore, ssd, ssd_of
-from sparrow.embeddings.tiers.host import SsdRows
+from sparrow.embeddings.spec import Cache, Tier, in_memory
+from sparrow.embeddings.stores import CachedStore, HostStore, Saved, SsdStore, ssd_of
+from sparrow.embeddings.stores import ssd as of_ssd
+from sparrow.embeddings.stores.host import SsdRows
+from sparrow.embeddings.stores.ssd import queue_bytes
+from sparrow.embeddings.tiers import host as of_host
+from sparrow.embeddings.tiers import ssd
 from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import bf16, fp16, fp32, int4, int8, mxfp8, split_bf16
+from sparrow.kernels.row_cache.policies import POLICIES
 from sparrow.kernels.rules import Regularization, RowRule, adagrad, adam, rowwise_adagrad, rowwise_adam, sgd
 from sparrow.trained.build import load_weights
 
 ROWS, DIM = 500, 12
-SMALL = Tier(name="ssd", fraction=0.128)  # two sets
-LFU = Tier(name="ssd", fraction=0.4, policy="lfu")  # more, since more rows find no way
+SMALL = ssd.Config(fraction=0.128)  # two sets
+LFU = ssd.Config(fraction=0.4, policy="lfu")  # more, since more rows find no way
 FORMATS: dict[str, Any] = {
     "fp32": fp32.Config(),
     "bf16": bf16.Config(rounding="nearest"),
@@ -87,8 +92,9 @@ def tables_of(
 
     host: with a folder an SSD is beneath that. beneath: its tier, by default the same.
     """
-    on = tier if folder else Tier()
-    on = replace(tier, name="host", beneath=(beneath or tier) if folder else None) if host else on
+    on = tier if folder else in_memory()
+    if host:
+        on = of_host.Config(**vars(tier), beneath=(beneath or tier) if folder else None)
     spec = TableSpec(
         name="t", dim=DIM, addressing=addressing or Direct(ROWS), format=format or fp32.Config(), init_scale=1.0,
         rule=of or RULES["rowwise_adagrad"], tier=on,
@@ -167,7 +173,7 @@ def test_the_bits_are_those_of_memory(tmp_path: Path, format: str, name: str, mo
     )
     plain = make()
     size = 150 * (plain.record("t").component.bytes_row + 8)
-    tiers = [SMALL, LFU, Tier(name="ssd", fraction=1.0), Tier(name="ssd", bytes=size), Tier(name="ssd", bytes=1)]
+    tiers = [SMALL, LFU, ssd.Config(fraction=1.0), ssd.Config(bytes=size), ssd.Config(bytes=1)]
     made = [*(make(tmp_path, tier) for tier in tiers), make(host=True), make(tmp_path, host=True)]
     for seed in range(40):
         want = step(plain, seed)
@@ -210,7 +216,7 @@ def test_looking_ahead_changes_neither_bits_nor_who_leaves(tmp_path: Path, tier:
 
 def test_batches_add_up_before_an_update(tmp_path: Path) -> None:
     """Clipped in between: collected gradients are of rows, in their order, so that a norm has the same bits."""
-    made = [tables_of(mode="deferred"), tables_of(tmp_path, Tier(name="ssd", fraction=0.3), mode="deferred", window=6)]
+    made = [tables_of(mode="deferred"), tables_of(tmp_path, ssd.Config(fraction=0.3), mode="deferred", window=6)]
     for seed in range(0, 60, 3):
         norms = []
         for tables in made:
@@ -315,7 +321,7 @@ def carry(one: EmbeddingTables, other: EmbeddingTables) -> None:
 def test_chunks_carry_every_bit_from_tier_to_tier(tmp_path: Path, to: str) -> None:
     """Also over rows that were others, in frames and beneath."""
     one = tables_of(tmp_path)
-    other = {"frames": partial(tables_of, tmp_path, Tier(name="ssd", fraction=1.0)),
+    other = {"frames": partial(tables_of, tmp_path, ssd.Config(fraction=1.0)),
              "beneath": partial(tables_of, tmp_path), "memory": tables_of}[to]()  # fmt: skip
     carry(one, other)
 
@@ -344,12 +350,12 @@ def test_parts_of_columns_join(tmp_path: Path) -> None:
 def test_what_waits_to_be_written_is_bounded_however_much_is_written_at_once(tmp_path: Path) -> None:
     component = Component(name="t", rows=20 * ROWS, dim=DIM, init_scale=1.0, tier=replace(SMALL, fraction=0.01))
     with on_ssd(Folder(path=tmp_path)):
-        whole, record = RowRecords(replace(component, tier=Tier()), 1), RowRecords(component, 2)
+        whole, record = RowRecords(replace(component, tier=in_memory()), 1), RowRecords(component, 2)
     for chunk in whole.chunks(1 << 30):
         record.load_chunk(chunk)
     assert isinstance(record.store, SsdStore)
     _, waiting_U, _ = record.store._blocks.snapshot()
-    assert len(waiting_U) * component.bytes_row <= component.tier_queue(component.rows) < component.rows
+    assert len(waiting_U) * component.bytes_row <= queue_bytes(component, component.rows) < component.rows
     assert torch.equal(record.weight, whole.weight)
 
 
@@ -357,7 +363,7 @@ def test_rows_wider_than_a_page(tmp_path: Path) -> None:
     """Their blocks are as large as they need."""
     component = Component(name="t", rows=100, dim=1500, rule=RULES["adam"], init_scale=1.0, tier=SMALL)
     with on_ssd(Folder(path=tmp_path)):
-        whole, record = RowRecords(replace(component, tier=Tier()), 1), RowRecords(component, 2)
+        whole, record = RowRecords(replace(component, tier=in_memory()), 1), RowRecords(component, 2)
     for chunk in whole.chunks(1 << 30):
         record.load_chunk(chunk)
     assert torch.equal(record.weight, whole.weight) and stores_block(record) == 32768
@@ -370,7 +376,7 @@ def stores_block(record: RowRecords) -> int:
 
 def test_a_part_begins_as_in_the_whole(tmp_path: Path) -> None:
     component = Component(name="t", rows=ROWS, dim=DIM, init_scale=0.3, init_mean=1.0, tier=SMALL)
-    whole = RowRecords(replace(component, tier=Tier()), 4).weight
+    whole = RowRecords(replace(component, tier=in_memory()), 4).weight
     with on_ssd(Folder(path=tmp_path)):
         part = RowRecords(component, 4, (100, 333), (5, DIM))
     assert torch.equal(part.weight, whole[100:333, 5:])
@@ -388,7 +394,7 @@ def test_batches_that_do_not_fit_are_refused_and_the_table_stays_whole(tmp_path:
     with pytest.raises(UserError, match=told):
         tables(batch(7, 200))
     assert_equal(plain, tables)
-    over_ssd = tables_of(tmp_path, Tier(name="ssd", fraction=1.0), host=True, beneath=SMALL)
+    over_ssd = tables_of(tmp_path, ssd.Config(fraction=1.0), host=True, beneath=SMALL)
     for seed in range(5):
         step(over_ssd, seed)
     with pytest.raises(UserError, match=told.replace("tables.tier", "tables.tier.beneath")):
@@ -424,13 +430,13 @@ def test_rows_of_an_evaluation_do_not_learn(tmp_path: Path, mode: str) -> None:
 
 
 def test_memory_is_what_is_allocated_and_the_file_has_no_name(tmp_path: Path) -> None:
-    for tier in (SMALL, replace(SMALL, policy="lfu"), Tier(name="ssd", bytes=15_000)):
+    for tier in (SMALL, replace(SMALL, policy="lfu"), ssd.Config(bytes=15_000)):
         tables = tables_of(tmp_path, tier)
         (store,) = stores_of(tables)
         component = tables.record("t").component
         frames, spare = component.tier_frames(ROWS)
         beside = component.bytes_of(ROWS, DIM) - sum(b.nbytes for b in store.buffers())
-        assert beside == spare * 4 + component.tier_queue(ROWS) + 12 * store._blocks.layout.blocks
+        assert beside == spare * 4 + queue_bytes(component, ROWS) + 12 * store._blocks.layout.blocks
         if tier.bytes:
             assert 0.5 * tier.bytes < (frames + spare) * (component.bytes_row + 8) <= tier.bytes
     assert not list(tmp_path.iterdir())
@@ -498,17 +504,20 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         chance=st.integers(0, 1000),
-        policy=st.sampled_from(["lru", "lfu"]),
+        policy=st.sampled_from(POLICIES.names()),
         mode=st.sampled_from(["fused", "deferred"]),
         above=st.sampled_from([None, "lru", "lfu"]),
         protect=st.integers(1, 2),
     )
     def begin(self, chance: int, policy: Any, mode: Any, above: Any, protect: int) -> None:
-        self.patch.setattr(ssd, "Blocks", partial(Blocks, way="reference", chance=Random(chance)))
+        self.patch.setattr(of_ssd, "Blocks", partial(Blocks, way="reference", chance=Random(chance)))
         cached: dict[str, Any] = {}
         if above:
             self.patch.setattr(Component, "frames", lambda self, rows: 4)
-            cached = {"cache": Cache(fraction=0.1, policy=above, protect=protect), "format": int8.Config()}
+            cached = {
+                "cache": Cache(fraction=0.1, policy=above, protect=protect),
+                "format": int8.Config(),
+            }
         self.make = partial(tables_of, tier=replace(SMALL, policy=policy), mode=mode, window=2, **cached)
         self.plain, self.tables = self.make(), self.opened()
         self.saves, self.step = Path(self.folder.name) / "checkpoints", 0

@@ -16,9 +16,10 @@ from sparrow.core import KeyedJagged, UserError
 from sparrow.embeddings import Component, Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache
-from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.stores.cached import CachedStore
 from sparrow.kernels import Impl
 from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, mxfp4, mxfp8, split_bf16
+from sparrow.kernels.row_cache.policies import POLICIES
 from sparrow.kernels.rules import RowRule, adagrad, rowwise_adagrad, sgd
 from tests.kernels.embedding_bag.cases import built, interpreted
 
@@ -33,7 +34,7 @@ FORMATS: dict[str, RowFormat] = {
     "mxfp8": mxfp8.Config(),
     "mxfp4": mxfp4.Config(),
 }
-LRU, LFU = (Cache(fraction=0.128, policy=p) for p in ("lru", "lfu"))  # two sets  # type: ignore[arg-type]
+LRU, LFU = (Cache(fraction=0.128, policy=p) for p in ("lru", "lfu"))  # two sets
 
 
 def tables_of(
@@ -92,7 +93,7 @@ def assert_equal(one: EmbeddingTables, other: EmbeddingTables) -> None:
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("policy", POLICIES.names())
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_frame_for_each_row_is_fp32_begun_at_the_decoded_rows(name: str, policy: Any, impl: Impl) -> None:
     cached = tables_of(FORMATS[name], Cache(fraction=1.0, policy=policy), of=adagrad.Config(lr=0.1), impl=impl)
@@ -334,7 +335,7 @@ class Model(RuleBasedStateMachine):
     """A cached table beside a dict of what each row is worth exactly, two sets of ways."""
 
     @initialize(
-        name=st.sampled_from(["int8", "bf16"]), policy=st.sampled_from(["lru", "lfu"]), protect=st.integers(1, 3)
+        name=st.sampled_from(["int8", "bf16"]), policy=st.sampled_from(POLICIES.names()), protect=st.integers(1, 3)
     )
     def begin(self, name: str, policy: Any, protect: int) -> None:
         self.format = FORMATS[name]

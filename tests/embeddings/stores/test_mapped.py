@@ -10,7 +10,7 @@ from torch import Tensor
 from sparrow.core import KeyedJagged, UserError
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, stored_in
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import LeveledRows, MappedStore
+from sparrow.embeddings.stores import LeveledRows, MappedStore
 from sparrow.kernels.formats import fp32, int8
 from sparrow.kernels.rules import sgd
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparrow.embeddings.tiers.spare import Spare
+from sparrow.embeddings.stores.spare import Spare
 
 ROWS = st.sets(st.integers(0, 30), max_size=6)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from sparrow.embeddings.tiers.cached import CachedStore, ssd_of
-from sparrow.embeddings.tiers.ssd import SsdStore
+from sparrow.embeddings.stores.cached import CachedStore, ssd_of
+from sparrow.embeddings.stores.ssd import SsdStore
 from sparrow.kernels.embedding_bag import Bags
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from sparrow.embeddings.tiers import flights
-from sparrow.embeddings.tiers.flights import Flights
+from sparrow.embeddings.stores import flights
+from sparrow.embeddings.stores.flights import Flights
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.store import At
+from sparrow.embeddings.stores.store import At
 from sparrow.kernels.block_io import BlockMap, Blocks, Layout
 from sparrow.kernels.embedding_bag import Rows, Table
 from sparrow.kernels.formats import Field

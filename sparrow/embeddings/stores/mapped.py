@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparrow.core import UserError
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.store import At, level_of
+from sparrow.embeddings.stores.store import At, level_of
 from sparrow.kernels import row_levels
 from sparrow.kernels.embedding_bag import Rows, Table
 

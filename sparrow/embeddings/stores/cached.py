@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from sparrow.core import UserError
 from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.ssd import SsdStore
-from sparrow.embeddings.tiers.store import At, Beneath, RowStore, chosen_device, level_of
+from sparrow.embeddings.stores.ssd import SsdStore
+from sparrow.embeddings.stores.store import At, Beneath, RowStore, chosen_device, level_of
 from sparrow.kernels import embedding_bag, row_cache
 from sparrow.kernels.embedding_bag import Rows, Table, Tables
 from sparrow.kernels.row_cache import Frames, Moves
+from sparrow.kernels.row_cache.policies import policy_of
 
 
 class CachedStore(nn.Module):
@@ -53,7 +54,8 @@ class CachedStore(nn.Module):
         for name, field in self._fields.items():
             made = empty_rows(*field.shape(count), dtype=field.dtype).fill_(-1 if name == "tag" else 0)
             self.register_buffer(f"frame_{name}", made, persistent=False)
-        counted = rows if component.cache.policy == "lfu" else 0
+        self._policy = policy_of(component.cache.policy)
+        counted = rows * self._policy.bytes_row
         self.register_buffer("counts", torch.zeros(counted, dtype=torch.uint8), persistent=False)
         self.rows = rows
         self.batch = 0  # of training, so far
@@ -70,8 +72,8 @@ class CachedStore(nn.Module):
     @property
     def frames(self) -> Frames:
         """Which rows are in."""
-        counts_R = self.get_buffer("counts")
-        return Frames(rows=self.rows, tags_F=self.frame("tag"), stamps_F=self.frame("stamp"), counts_R=counts_R)
+        tags_F, stamps_F, counts_R = self.frame("tag"), self.frame("stamp"), self.get_buffer("counts")
+        return Frames(rows=self.rows, tags_F=tags_F, stamps_F=stamps_F, counts_R=counts_R, policy=self._policy)
 
     @property
     def levels(self) -> tuple[Rows, ...]:
