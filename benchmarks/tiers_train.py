@@ -434,7 +434,7 @@ def measure(folder: Path, quick: bool, rows: int) -> None:
     mine.steps(4)
     for held in store._held.values():
         held[len(held) - store.spare.free :].zero_()  # memory that nobody has touched yet
-    ours, kernels = store.component.tier_bytes(rows, DIM), resident() - before
+    ours, kernels = store.component.tier.memory_bytes(store.component, rows, DIM), resident() - before
     print(f"frames, map and queue have {ours:,} bytes by our count, {kernels:,.0f} more by the kernel's", flush=True)
     apart = abs(ours / kernels - 1)
     print(f"TARGET our bytes beside the kernel's: {apart:.3f} apart (goal 0.01) {'met' if apart <= 0.01 else 'missed'}")

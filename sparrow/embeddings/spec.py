@@ -97,9 +97,9 @@ class Tier(Framed):
         """Returns what a user should know who has chosen this for rows that learn on a device, or ""."""
         return ""
 
-    def map_bytes(self, component: Component, rows: int, dim: int) -> int:
-        """Returns the bytes of memory for a part of the rows beside its frames."""
-        return 0
+    def memory_bytes(self, component: Component, rows: int, dim: int) -> int:
+        """Returns the bytes of memory for a part of the rows, of the device where that has frames."""
+        return component.tier_bytes(rows, dim)
 
     def disk_bytes(self, component: Component, used: float, hosts: int) -> int:
         """Returns the bytes of disk that a component's rows take.
@@ -236,18 +236,16 @@ class Component:
         return frames, min(max(frames // 4, WAYS), max(rows - frames, 0))
 
     def tier_bytes(self, rows: int, dim: int) -> int:
-        """Returns the bytes of frames for a part of the rows, and of what says where the others are."""
+        """Returns the bytes of the frames of a tier for a part of the rows, and of counts of their uses."""
         size = sum(field.bytes_row for field in self.fields_of(dim).values()) + TAG_BYTES
-        beside = self.tier.map_bytes(self, rows, dim) + rows * policy_of(self.tier.policy).bytes_row
-        return sum(self.tier_frames(rows)) * size + beside
+        return sum(self.tier_frames(rows)) * size + rows * policy_of(self.tier.policy).bytes_row
 
     def bytes_of(self, rows: int, dim: int) -> int:
         """Returns the bytes of a part of the rows with `dim` columns, with its cache's frames and its ids' index.
 
-        They are bytes of memory, of the device where rows are in frames, see `tier_bytes`.
+        They are bytes of memory, see `Tier.memory_bytes`.
         """
-        row_bytes = sum(field.bytes_row for field in self.fields_of(dim).values())
-        own = self.tier_bytes(rows, dim) if self.tier.is_on else rows * row_bytes
+        own = self.tier.memory_bytes(self, rows, dim)
         own += self.policy.index_bytes(rows) if self.policy else 0
         if not self.cache.is_on:
             return own

@@ -259,7 +259,7 @@ def _without_effect(run: Run, rows: Mapping[str, int]) -> Iterator[str]:
         yield f"tables.tier: {told}"
     if run.ssd is not None and not on_ssd:
         yield "ssd: no table is on it; name some with --tables.tier.name ssd, or with a plan of `sparrow plan`"
-    if not is_on and any(tier != in_memory() for tier in tiers.values()):
+    if not is_on and any(not tier.has_folder and tier != in_memory() for tier in tiers.values()):
         yield "tables.tier: it says nothing while tables are in memory; --tables.tier.name ssd puts them on --ssd"
     if is_on and run.compile:
         yield "loop.ahead: rows without frames are not read ahead with --compile"

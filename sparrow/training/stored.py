@@ -30,7 +30,7 @@ class Stored:
         components = [c for of_features in tables for spec in of_features.specs for c in spec.components]
         self._names = [c.name for c in components]  # the same on all ranks, in one order
         self._cached = [c for c in components if c.cache.is_on]
-        self._on_ssd = [c.name for c in components if c.tier.has_folder]
+        self._on_ssd = [c.name for c in components if c.tier.is_on and c.tier.has_folder]
         self._judged = False
         numbers = {c.name: number for number, c in enumerate(self._cached)}
         self._stores = [(numbers[r.component.name], r.store) for r in self._records if isinstance(r.store, CachedStore)]

@@ -41,7 +41,7 @@ class Config(Tier):
     def beneath_bytes(self, component: Component, rows: int, dim: int) -> int:
         """See `Tier.beneath_bytes`."""
         if self.beneath:
-            return replace(component, tier=self.beneath).tier_bytes(rows, dim)
+            return self.beneath.memory_bytes(replace(component, tier=self.beneath), rows, dim)
         return rows * (1 + sum(field.bytes_row for field in component.fields_of(dim).values()))
 
     def store(self, component: Component, rows: int, dim: int, folder: Folder) -> HostStore:

@@ -18,6 +18,10 @@ class Config(Tier):
 
     is_on: ClassVar[bool] = False
 
+    def memory_bytes(self, component: Component, rows: int, dim: int) -> int:
+        """See `Tier.memory_bytes`."""
+        return rows * sum(field.bytes_row for field in component.fields_of(dim).values())
+
     def store(self, component: Component, rows: int, dim: int, folder: Folder) -> MemoryStore:
         """See `Tier.store`."""
         return MemoryStore(component, rows, dim)

@@ -28,10 +28,10 @@ class Config(Tier):
         layout = Layout(fields=component.fields, rows=component.rows)
         return int(SPARE * layout.block * min(layout.blocks / hosts, used))
 
-    def map_bytes(self, component: Component, rows: int, dim: int) -> int:
-        """Returns the bytes of what says where blocks are, and of rows that wait to be written."""
+    def memory_bytes(self, component: Component, rows: int, dim: int) -> int:
+        """Returns the bytes of frames, of what says where blocks are, and of rows that wait to be written."""
         blocks = Layout(fields=component.fields_of(dim), rows=rows).blocks
-        return blocks * MAP + queue_bytes(component, rows)
+        return super().memory_bytes(component, rows, dim) + blocks * MAP + queue_bytes(component, rows)
 
     def store(self, component: Component, rows: int, dim: int, folder: Folder) -> SsdStore:
         """See `Tier.store`."""
