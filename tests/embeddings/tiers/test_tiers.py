@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from dataclasses import replace
 from itertools import product
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from sparrow import checkpoint
+from sparrow.core import UserError
 from sparrow.core.config import from_dict, to_dict
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableChoices, TableSpec, on_ssd
 from sparrow.embeddings.spec import TIERS, in_memory
@@ -26,6 +29,7 @@ from tests.training.test_blocks import rows_of
 MEMBERS: dict[str, dict[str, Any]] = {  # with frames for some rows, where there are frames
     "memory": {},
     "host": {"fraction": 0.4},
+    "mapped": {},
     "ssd": {"fraction": 0.4},
 }
 PAGE = (Path(__file__).parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
@@ -80,3 +84,13 @@ def test_a_run_goes_on_elsewhere(prepared: Path, tmp_path: Path, name: str) -> N
         train(run_of(prepared, tmp_path / place, **settings, **then), resume=True)
         found[place] = rows_of(checkpoint.load(tmp_path / place / "checkpoints"))
     assert found["b"] == found["a"] and found["c"] == found["a"] and found["d"] == found["a"]
+
+
+def test_a_full_disk_is_told_before_rows_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(UserError, match="'t': cannot make a file of its rows in .*No space left on device.* --ssd"):
+        made(tmp_path, TIERS.config("mapped")(), fp32.Config())
+    assert not list(tmp_path.iterdir())
