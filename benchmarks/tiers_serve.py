@@ -40,8 +40,10 @@ from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.models import dlrm
 from sparrow.serving import Scorer, load
 from sparrow.serving.export import export
+from sparrow.serving.folder import new_folder
 from sparrow.serving.service.versions import touch
 from sparrow.serving.ssd import Ssd
+from sparrow.serving.ssd.hot import FILE as HOT
 from sparrow.serving.ssd.pooled import PooledVectors
 from sparrow.serving.ssd.rows import CachedRows, read
 from sparrow.trained.build import tables_of
@@ -107,8 +109,11 @@ def model(folder: Path, rows: int, ids: int, count: int) -> None:
         threads=1,
     )
     train(run)
-    export(folder / "run", folder / "model", [folder / "log.parquet"], hot=rows // 10)
-    export(folder / "run", folder / "unlisted", [folder / "log.parquet"])
+    listed = export(folder / "run", folder / "model", [folder / "log.parquet"], hot=rows // 10)
+    with new_folder(folder / "unlisted", listed.told) as made:  # as an export without `hot`, and no table a second time
+        for name in listed.manifest["files"].keys() - {HOT}:
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            os.link(folder / "model" / name, made / name)
     for made in ("run", "training", "prepared"):
         shutil.rmtree(folder / made, ignore_errors=True)
 

@@ -141,36 +141,36 @@ class RowRecords(nn.Module):
 
     @torch.no_grad()
     def _fill(self) -> None:
-        component = self.component
         for first in range(0, self.rows, BLOCK):  # in parts: a second copy of all need not exist
-            last = min(first + BLOCK, self.rows)
-            values = torch.empty(last - first, self.dim)
-            philox.uniform_(values, self._key, component.init_scale, row=self.first_row + first, column=self.columns[0])
-            self.store.write(slice(first, last), self._first(values, torch.arange(first, last)))
+            part = slice(first, min(first + BLOCK, self.rows))
+            self.store.write(part, self._begun(part))
 
-    def _begun(self, rows_U: Tensor) -> dict[str, Tensor]:
-        """Returns all fields with which some rows begin."""
-        values_UD = torch.empty(len(rows_U), self.dim)
-        rows_R, column = rows_U + self.first_row, self.columns[0]
-        philox.uniform_(values_UD, self._key, self.component.init_scale, column=column, rows_R=rows_R)
-        return self._first(values_UD, rows_U)
+    def _begun(self, at: At) -> dict[str, Tensor]:
+        """Returns all fields with which some rows begin. Those of a slice need no index each."""
+        scale, column = self.component.init_scale, self.columns[0]
+        if isinstance(at, slice):
+            count, row, rows_R = at.stop - at.start, self.first_row + at.start, None
+        else:
+            count, row, rows_R = len(at), 0, at + self.first_row
+        values_UD = torch.empty(count, self.dim)
+        philox.uniform_(values_UD, self._key, scale, row=row, column=column, rows_R=rows_R)
+        return self._first(values_UD, at)
 
-    def _first(self, values_UD: Tensor, rows_U: Tensor) -> dict[str, Tensor]:
+    def _first(self, values_UD: Tensor, at: At) -> dict[str, Tensor]:
         """Returns all fields of some rows that begin with these values, which move to the component's mean."""
         if self.component.init_mean:
             values_UD += self.component.init_mean
-        made = self._encoded(values_UD, rows_U, self.columns)
+        made = self._encoded(values_UD, at, self.columns)
         for name, field in self.component.fields_of(self.dim).items():
             if name not in made:
-                made[name] = torch.full(field.shape(len(rows_U)), field.first, dtype=field.dtype)
+                made[name] = torch.full(field.shape(len(values_UD)), field.first, dtype=field.dtype)
         return made
 
-    def _encoded(
-        self, values_UD: Tensor, rows_U: Tensor, columns: tuple[int, int], n_U: Tensor | int = 0
-    ) -> dict[str, Tensor]:
+    def _encoded(self, values_UD: Tensor, at: At, columns: tuple[int, int], n_U: Tensor | int = 0) -> dict[str, Tensor]:
         """Returns the fields of some rows with these values. n_U: as which update stores them. columns: the values'."""
         noise_UD = None
         if self.component.format.rounding == "stochastic":
+            rows_U = torch.arange(at.start, at.stop) if isinstance(at, slice) else at
             noise_UD = noise(self._key, 0, rows_U + self.first_row, columns, n_U)
         return self.component.format.encode(values_UD, noise_UD)
 

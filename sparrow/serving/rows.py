@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -14,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.embeddings.stores import LeveledRows
+from sparrow.embeddings.stores import At, LeveledRows
 
 ROW = ":row"  # in the file of a delta, beside the fields: int64 [U], which rows it has, ascending
-BLOCK = 1 << 22  # bytes of a field that are in memory at a time
+BLOCK = 1 << 20  # bytes of a field that are in memory at a time, in a core's cache if it can be
 
 
 def changed_rows(old: LeveledRows, new: LeveledRows) -> Tensor:
@@ -40,25 +41,33 @@ def changed_rows(old: LeveledRows, new: LeveledRows) -> Tensor:
     return torch.cat(found)
 
 
-def write_rows(file: Sink, rows: LeveledRows, only: Tensor | None = None) -> None:
+def write_rows(
+    file: Sink, rows: LeveledRows, only: Tensor | None = None, check: Callable[[At], None] | None = None
+) -> None:
     """Write rows as a safetensors file, in blocks.
 
     Args:
         file: where to.
         rows: they.
         only: int64 [U], ascending; only these rows are written, with their numbers as ROW, as a delta has them.
+        check: is given all rows that are written, each block before it is read.
     """
     like = {name: of[:0] for name, of in rows.fields.items()}
+    checked = next(iter(like))
+
+    def read(name: str, at: slice) -> Tensor:
+        if name == ROW:
+            assert only is not None
+            return only[at]
+        of = at if only is None else only[at]
+        if check is not None and name == checked:
+            check(of)
+        return rows.read(name, of)
+
     if only is None:
-        write_tensors(file, like, rows.count, rows.read)
-        return
-    numbers_U = only
-    write_tensors(
-        file,
-        {**like, ROW: numbers_U[:0]},
-        len(numbers_U),
-        lambda name, at: numbers_U[at] if name == ROW else rows.read(name, numbers_U[at]),
-    )
+        write_tensors(file, like, rows.count, read)
+    else:
+        write_tensors(file, {**like, ROW: only[:0]}, len(only), read)
 
 
 class Sink(Protocol):
@@ -86,11 +95,16 @@ def write_tensors(file: Sink, like: Mapping[str, Tensor], count: int, read: Call
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
-    step = _step(like)
-    for name in header:
-        for first in range(0, count, step):
-            values = read(name, slice(first, min(first + step, count))).contiguous()
-            file.write(values.reshape(-1).view(torch.uint8).numpy().data)
+    step, written = _step(like), list[Future[object]]()
+    with ThreadPoolExecutor(1) as pool:  # a block is read while the one before it is written
+        for name in header:
+            for first in range(0, count, step):
+                values = read(name, slice(first, min(first + step, count))).contiguous()
+                if written:
+                    written.pop().result()
+                written.append(pool.submit(file.write, values.reshape(-1).view(torch.uint8).numpy().data))
+        for last in written:
+            last.result()
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:

@@ -4,19 +4,25 @@ import json
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from sparrow import data
 from sparrow.cli import main
 from sparrow.core import UserError
+from sparrow.embeddings import RowRecords
+from sparrow.embeddings.spec import Component
 from sparrow.features.schema import missing_of
+from sparrow.kernels.formats import bf16, fp16, fp32, int8, split_bf16
+from sparrow.kernels.rules import sgd
 from sparrow.metrics import evaluate
 from sparrow.serving import load
-from sparrow.serving.export import export
+from sparrow.serving.export import _check_finite, _rows, export
 from sparrow.serving.kept import ROWS
 from sparrow.serving.scorer import CHECK, IDS
 from sparrow.trained.run import Loop
@@ -123,6 +129,26 @@ def test_logs_that_cannot_be_used_are_told(run_dir: Path, log: Path, tmp_path: P
     with pytest.raises(UserError, match="item"):
         export(run_dir, tmp_path / "out", [tmp_path / "without.parquet"])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", [fp32.Config(), bf16.Config(), fp16.Config(), int8.Config(), split_bf16.Config()])
+def test_a_row_that_is_not_finite_is_told(run_dir: Path, format: Any) -> None:
+    """And not one of large numbers, whose sum is infinite."""
+    component = Component(name="t", rows=500, dim=8, format=format, rule=sgd.Config(), init_scale=0.1)
+    record, found = RowRecords(component, 0), restore(run_dir)
+    large = 6e4 if isinstance(format, fp16.Config) else 1e38
+    record.begin_with(torch.arange(500), torch.full((500, 8), large))
+    rows = _rows(record)
+    _check_finite(found, record, rows, slice(0, 500))
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        values_D = torch.full((1, 8), large)
+        values_D[0, 5] = bad
+        record.begin_with(torch.tensor([321]), values_D)
+        rows = _rows(record)
+        _check_finite(found, record, rows, slice(0, 321))
+        for at in (slice(300, 400), torch.tensor([2, 321, 400])):
+            with pytest.raises(UserError, match="row 321 of table 't' is not finite"):
+                _check_finite(found, record, rows, at)
 
 
 @pytest.mark.parametrize("is_text", [True, False])

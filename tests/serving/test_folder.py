@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sparrow.core import UserError
-from sparrow.serving.folder import new_folder, open_folder
+from sparrow.serving import folder
+from sparrow.serving.folder import NewFile, new_folder, open_folder
 
 
 def made(out: Path, **files: str) -> None:
@@ -72,3 +75,34 @@ def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "out" / "a").chmod(0)
     with pytest.raises(UserError, match=r"a: cannot be read \(Permission denied\)"):
         open_folder(tmp_path / "out")
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_a_new_file_has_all_bytes_and_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_direct: bool
+) -> None:
+    """However they come: up to a page, a buffer, and one byte less and more."""
+    if not is_direct:
+        monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    monkeypatch.setattr(folder, "_BLOCK", 8192)
+    for size in (0, 1, 4095, 4096, 4097, 8191, 8192, 8193, 30_000):
+        data = os.urandom(size)
+        with NewFile(tmp_path / str(size)) as file:
+            for first in range(0, size, 5000):
+                file.write(memoryview(data)[first : first + 5000])
+        assert (tmp_path / str(size)).read_bytes() == data
+        assert file.entry == {"bytes": size, "sha256": hashlib.sha256(data).hexdigest()}
+    with pytest.raises(FileExistsError):
+        NewFile(tmp_path / "0")
+
+
+def test_what_a_new_file_knows_is_in_the_manifest(tmp_path: Path) -> None:
+    """As if the file had been read again."""
+    known: dict[str, Any] = {}
+    with new_folder(tmp_path / "one", {}, known=known) as made:
+        with NewFile(made / "a") as file:
+            file.write(b"12345")
+        known["a"] = file.entry
+    with new_folder(tmp_path / "other", {}) as made:
+        (made / "a").write_bytes(b"12345")
+    assert open_folder(tmp_path / "one").digest == open_folder(tmp_path / "other").digest

@@ -29,6 +29,7 @@ from sparrow.embeddings.stores import ssd as of_ssd
 from sparrow.embeddings.stores.ssd import queue_bytes
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.row_cache.policies import lfu
+from sparrow.serving.deltas import compact
 from sparrow.serving.export import export
 from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import restore
@@ -421,9 +422,13 @@ def test_pruned_is_as_from_memory_and_leaves_the_checkpoint_whole(wide: Path, tm
         place = tmp_path / tier
         trainer(wide, place, tables__tier__name=tier, loop__max_steps=5).fit()
         before = {path: path.read_bytes() for path in files(place)}
-        export(place / "run", place / "out", [wide.parent / "log.parquet"], which="last", prune=True)
+        log = [wide.parent / "log.parquet"]
+        pruned = export(place / "run", place / "out", log, which="last", prune=True)
+        back = export(place / "run", place / "back", log, which="last", base=[pruned.path])  # rows that never learnt
         assert {path: path.read_bytes() for path in files(place)} == before
-        found.append(contents(place / "out"))
+        whole = export(place / "run", place / "whole", log, which="last")
+        assert compact(pruned.path, [back.path], place / "again").digest == whole.digest
+        found.append([contents(of.path) for of in (pruned, back, whole)])
     assert found[0] == found[1]
 
 

@@ -15,8 +15,8 @@ from sparrow.kernels.block_io import BlockMap, Blocks, Layout
 from sparrow.kernels.embedding_bag import Rows, Table
 from sparrow.kernels.formats import Field
 
-First = Callable[[Tensor], dict[str, Tensor]]
-"""Rows int64 [U] -> the fields with which they begin."""
+First = Callable[[At], dict[str, Tensor]]
+"""Rows -> the fields with which they begin. A slice has both ends and no step."""
 
 
 WINDOW, PIECE = 128 << 20, 16 << 20  # bytes

@@ -128,6 +128,31 @@ class Blocks:
         self._check_fields(fields, len(rows_U))
         self._store.put(rows_U, fields)
 
+    def fill(self, first: int, fields: Mapping[str, Tensor]) -> None:
+        """Write the records of neighbouring rows now, as whole blocks, of which none was put before.
+
+        Records whose bytes are all 0 are left out, as if nobody had put them. It takes much less time than `put`, since
+        nothing waits in the queue. Several threads may call it at once, except on the reference. Like `put`, it is safe
+        on the disk only after `sync`. After an error those of some of the blocks were written.
+
+        Args:
+            first: the first row, with which a block begins.
+            fields: field -> [U, ...] of it and those behind it, up to the end of a block or of the table.
+
+        Raises:
+            UserError: when they cannot be written.
+        """
+        assert self._is_written, "it was opened to be read"
+        count = len(next(iter(fields.values())))
+        self._check_fields(fields, count)
+        ends = {first, first + count} - {self.layout.rows}
+        assert first + count <= self.layout.rows and not any(end % self.layout.per_block for end in ends)
+        self._store.fill(first, fields)
+
+    def known(self, first: int, last: int) -> Tensor:
+        """Returns which rows of a range were perhaps put, int64, ascending: all of a block of which one was."""
+        return self._store.known(first, last)
+
     def sync(self) -> BlockMap:
         """Returns the map of all that was put, once it is safely on the disk.
 

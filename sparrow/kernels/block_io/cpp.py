@@ -70,6 +70,16 @@ class Store:
         tensors = [fields[name].contiguous() for name in self._file.layout.fields]
         self._raise(ops.block_io_put(self.handle, rows_U.contiguous(), tensors))
 
+    def fill(self, first: int, fields: Mapping[str, Tensor]) -> None:
+        """See `Blocks`."""
+        tensors = [fields[name].contiguous() for name in self._file.layout.fields]
+        self._raise(ops.block_io_fill(self.handle, first, tensors))
+
+    def known(self, first: int, last: int) -> Tensor:
+        """See `Blocks`."""
+        rows_U: Tensor = ops.block_io_known(self.handle, first, last)
+        return rows_U
+
     def sync(self) -> BlockMap:
         """See `Blocks`."""
         self._raise(ops.block_io_sync(self.handle))

@@ -2,6 +2,8 @@
 
 #include "opened.h"
 
+#include <cstdlib>
+
 namespace sparrow {
 namespace {
 
@@ -141,6 +143,86 @@ Tensor block_io_put(int64_t handle, const Tensor& rows_U, const std::vector<Tens
   return told({});
 }
 
+// A buffer that begins at a page.
+struct Pages {
+  explicit Pages(int64_t bytes) : to(static_cast<uint8_t*>(std::aligned_alloc(kPage, bytes))) {
+    if (to == nullptr) throw std::bad_alloc();
+  }
+  ~Pages() { std::free(to); }
+  uint8_t* const to;
+};
+
+struct Composed {
+  uint32_t block, generation, place;
+};
+
+// Writes blocks whose contents lie one after the other, those at neighbouring places at once. Returns errno, or 0.
+int write_all(const Shape& shape, const std::vector<Composed>& of, const uint8_t* content) {
+  for (size_t i = 0, end; i < of.size(); i = end) {
+    for (end = i + 1; end < of.size() && of[end].place == of[end - 1].place + 1;) ++end;
+    const int64_t from = i * shape.block, size = (end - i) * shape.block;
+    for (int64_t done = 0; done < size;) {
+      const int64_t more = pwrite(shape.fd, content + from + done, size - done, of[i].place * shape.block + done);
+      if (more > 0) done += more;
+      else if (more == 0 || errno != EINTR) return more ? errno : ENOSPC;
+    }
+  }
+  return 0;
+}
+
+// Writes the records of neighbouring rows, from `first` on, as whole new blocks, in the thread that calls.
+Tensor block_io_fill(int64_t handle, int64_t first, const std::vector<Tensor>& fields) {
+  constexpr int64_t kTogether = 1 << 20;  // bytes of blocks that are written at a time
+  Open& open = opened(handle);
+  Store& store = open.store;
+  const Shape& shape = store.shape();
+  const std::vector<Field> from = fields_of(fields, store);
+  const int64_t count = fields[0].size(0), last = first + count;
+  for (const Tensor& tensor : fields) check(tensor.size(0) == count, "block_io: expected entries for each row");
+  check(first >= 0 && last <= shape.rows && first % shape.per_block == 0 &&
+            (last % shape.per_block == 0 || last == shape.rows),
+        "block_io: expected the rows of whole blocks");
+  const int64_t together = kTogether / shape.block, blocks = (last + shape.per_block - 1) / shape.per_block;
+  const Pages pages(together * shape.block);
+  for (int64_t block = first / shape.per_block; block < blocks;) {
+    std::vector<Composed> made;
+    for (; block < blocks && int64_t(made.size()) < together; ++block) {
+      uint8_t* const content = pages.to + made.size() * shape.block;
+      const uint32_t generation = store.compose(block, from, block * shape.per_block - first, content);
+      if (generation) made.push_back({static_cast<uint32_t>(block), generation, 0});
+    }
+    Error error;
+    {
+      const std::lock_guard<std::mutex> guard(open.engine->mutex);
+      for (Composed& of : made) check(store.is_new(of.block), "block_io: records of a block were put before");
+      for (size_t i = 0; i < made.size() && !error.kind; ++i)
+        if (const int code = store.take(&made[i].place)) error = {kWrite, code, made[i].block};
+    }
+    if (!error.kind)
+      if (const int code = write_all(shape, made, pages.to)) error = {kWrite, code, made[0].block};
+    const std::lock_guard<std::mutex> guard(open.engine->mutex);
+    for (const Composed& of : made) {
+      if (!error.kind) store.took(of.block, of.place, of.generation);
+      else if (of.place) store.give_back(of.place);
+    }
+    if (error.kind) return told(error);
+  }
+  return told({});
+}
+
+Tensor block_io_known(int64_t handle, int64_t first, int64_t last) {
+  Open& open = opened(handle);
+  check(first >= 0 && last <= open.store.shape().rows, "block_io: a row is outside the table");
+  std::vector<int64_t> rows;
+  {
+    const std::lock_guard<std::mutex> guard(open.engine->mutex);
+    open.store.known(first, last, &rows);
+  }
+  Tensor rows_U = empty({int64_t(rows.size())}, ScalarType::Long);
+  std::copy(rows.begin(), rows.end(), static_cast<int64_t*>(rows_U.data_ptr()));
+  return rows_U;
+}
+
 Tensor synced(Open& open) {
 #if defined(__linux__)
   const int code = fdatasync(open.store.shape().fd) ? errno : 0;
@@ -229,6 +311,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def("block_io_fetch(int handle, Tensor rows, Tensor(a!)[] into, Tensor at, Tensor(b!) never) -> int");
   m.def("block_io_wait(int handle, int ticket) -> Tensor");
   m.def("block_io_put(int handle, Tensor rows, Tensor[] fields) -> Tensor");
+  m.def("block_io_fill(int handle, int first, Tensor[] fields) -> Tensor");
+  m.def("block_io_known(int handle, int first, int last) -> Tensor");
   m.def("block_io_sync(int handle) -> Tensor");
   m.def("block_io_snapshot(int handle, Tensor(a!) places, Tensor(b!) generations) -> Tensor[]");
   m.def("block_io_map(int handle, Tensor(a!) places, Tensor(b!) generations) -> ()");
@@ -243,6 +327,8 @@ STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {
   m.impl("block_io_fetch", TORCH_BOX(&block_io_fetch));
   m.impl("block_io_wait", TORCH_BOX(&block_io_wait));
   m.impl("block_io_put", TORCH_BOX(&block_io_put));
+  m.impl("block_io_fill", TORCH_BOX(&block_io_fill));
+  m.impl("block_io_known", TORCH_BOX(&block_io_known));
   m.impl("block_io_sync", TORCH_BOX(&block_io_sync));
   m.impl("block_io_snapshot", TORCH_BOX(&block_io_snapshot));
   m.impl("block_io_map", TORCH_BOX(&block_io_map));

@@ -135,6 +135,27 @@ class Store:
             self.queued.setdefault(row // self.file.layout.per_block, {})[row] = bytes_
         self._run_some()
 
+    def fill(self, first: int, fields: Mapping[str, Tensor]) -> None:
+        """See `Blocks`."""
+        per_block, blocks = self.file.layout.per_block, dict[int, dict[int, bytes]]()
+        for row, record in enumerate(self._gathered(fields, len(next(iter(fields.values())))), first):
+            if any(record):
+                blocks.setdefault(row // per_block, {})[row] = record
+        assert not any(map(self._is_known, blocks)), "records of a block were put before"
+        for block, rows in blocks.items():
+            self.written[block], self.write_error = rows, None
+            self._write(block, rows)
+            if self.write_error:
+                del self.queued[block]
+                raise self.write_error
+
+    def known(self, first: int, last: int) -> Tensor:
+        """See `Blocks`."""
+        return torch.tensor([r for r in range(first, last) if self._is_known(r // self.file.layout.per_block)]).long()
+
+    def _is_known(self, block: int) -> bool:
+        return bool(self.places[block]) or block in self.queued or block in self.written
+
     def sync(self) -> BlockMap:
         """See `Blocks`."""
         while self._has_queued():

@@ -347,6 +347,57 @@ class Store {
     }
   }
 
+  // Adds the rows of [first, last) that were perhaps put: all of a block of which one was.
+  void known(int64_t first, int64_t last, std::vector<int64_t>* rows) const {
+    for (int64_t block = first / shape_.per_block; block * shape_.per_block < last; ++block) {
+      if (is_new(block)) continue;
+      const int64_t end = std::min(last, (block + 1) * shape_.per_block);
+      for (int64_t row = std::max(first, block * shape_.per_block); row < end; ++row) rows->push_back(row);
+    }
+  }
+
+  // -- blocks that are written whole, beside the queue --
+
+  bool is_new(uint32_t block) const {
+    constexpr uint32_t kNone = Waiting::kNone;
+    return places_[block] == 0 && chain_of(queued_, block) == kNone && chain_of(written_, block) == kNone;
+  }
+
+  // Makes a new block of records, which lie in `from` from `first` on. Those of which all bytes are 0 are left out.
+  // Returns its generation, 0 if there are no others. It needs no lock.
+  uint32_t compose(uint32_t block, const std::vector<Field>& from, int64_t first, uint8_t* content) const {
+    memset(content, 0, shape_.block);
+    bool is_empty = true;
+    uint8_t* record = content + shape_.start;
+    for (int64_t r = 0, count = records_of(block); r < count; ++r) {
+      uint8_t all = 0;
+      for (const Field& field : from) {
+        const uint8_t* const entries = field.to + (first + r) * field.bytes;
+        for (int64_t i = 0; i < field.bytes; ++i) all |= entries[i];
+        memcpy(record, entries, field.bytes);
+        record += field.bytes;
+      }
+      if (all == 0) continue;
+      content[16 + r / 8] |= 1 << r % 8;
+      is_empty = false;
+    }
+    return is_empty ? 0 : seal(content, block, 0);
+  }
+
+  // Takes a place of the file. Returns errno, 0 if all went well.
+  int take(uint32_t* place) {
+    if ((*place = file_.take())) return 0;
+    const int code = grow();
+    if (code == 0) *place = file_.take();
+    return code;
+  }
+  void give_back(uint32_t place) { file_.release(place); }
+  void took(uint32_t block, uint32_t place, uint32_t generation) {
+    places_[block] = place;
+    generations_[block] = generation;
+    ++blocks_written;
+  }
+
   Error error;              // of the last write; nothing is written until a call takes it away
   bool is_flushed = false;  // whether all that waits is to be written, not only half
   int64_t under_way = 0;
@@ -438,13 +489,9 @@ class Store {
   bool make_write(Op* op, uint8_t* buffer) {
     op->is_write = true;
     op->done = 0;
-    op->place = file_.take();
-    if (op->place == 0) {
-      if (const int code = grow()) {
-        wait_again(op->of[0].block, {kWrite, code, op->of[0].block});
-        return false;
-      }
-      op->place = file_.take();
+    if (const int code = take(&op->place)) {
+      wait_again(op->of[0].block, {kWrite, code, op->of[0].block});
+      return false;
     }
     fill(op, 0, buffer);
     return true;
@@ -458,12 +505,16 @@ class Store {
       content[16 + record / 8] |= 1 << record % 8;
       memcpy(content + shape_.start + record * bytes, waiting_.bytes(node), bytes);
     }
-    uint32_t* const generation = &op->of[i].generation;
-    *generation = (*generation + shape_.step) & 0x7fffffff;
-    const uint32_t head[2] = {op->of[i].block, *generation};
+    op->of[i].generation = seal(content, op->of[i].block, op->of[i].generation);
+  }
+
+  // Writes what a block says of itself. Returns its new generation.
+  uint32_t seal(uint8_t* content, uint32_t block, uint32_t before) const {
+    const uint32_t head[2] = {block, static_cast<uint32_t>((before + shape_.step) & 0x7fffffff)};
     memcpy(content + 8, head, sizeof head);
     uint64_t* words = reinterpret_cast<uint64_t*>(content);
     words[0] = checksum(words, keys_.data(), shape_.block / 8);
+    return head[1];
   }
 
   // Lengthens the file by an eighth, at most 64 MiB. Returns errno, 0 if all went well.

@@ -7,8 +7,10 @@ fields of some rows, and a checksum each. So a row takes one read, which knows w
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import safetensors.torch
@@ -20,10 +22,10 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import cannot_write, sync
 from sparrow.core.workplace import workplace
 from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Way
-from sparrow.serving.rows import words
 
 ROWS, MAP = "rows.blocks", "map"
-_STEP = 1 << 22  # bytes of rows that are written at a time
+_STEP = 1 << 22  # bytes of blocks that are written at a time, in each thread
+_THREADS = min(4, os.cpu_count() or 1)
 _SEAL = hashlib.sha256().digest_size
 
 
@@ -86,16 +88,14 @@ def _write(
             made.mkdir()
             blocks = Blocks(made / ROWS, layout, table=table, way=way)
             try:
-                step = max(1, _STEP // layout.record_bytes)
-                for first in range(0, layout.rows, step):
-                    rows_U = torch.arange(first, min(first + step, layout.rows))
+                step = max(1, _STEP // layout.block) * layout.per_block
+
+                def fill(first: int) -> None:
                     some: Fields = {name: of[first : first + step] for name, of in fields.items()}
-                    some = made_of(some) if made_of else some
-                    holds_U = torch.stack([(words(of) != 0).any(1) for of in some.values()]).any(0)
-                    if holds_U.all():
-                        blocks.put(rows_U, some)
-                    elif holds_U.any():  # a row of zeros, such as one that was pruned, is not written
-                        blocks.put(rows_U[holds_U], {name: of[holds_U] for name, of in some.items()})
+                    blocks.fill(first, made_of(some) if made_of else some)  # rows of zeros take no room
+
+                with ThreadPoolExecutor(1 if blocks.way == "reference" else _THREADS) as pool:
+                    list(pool.map(fill, range(0, layout.rows, step)))
                 map = blocks.sync()
             finally:
                 blocks.close()

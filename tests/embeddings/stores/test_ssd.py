@@ -583,6 +583,14 @@ class Machine(RuleBasedStateMachine):
     def read(self) -> None:
         assert_equal(self.plain, self.tables)
 
+    @rule(first=st.integers(0, ROWS), count=st.integers(0, ROWS))
+    def read_in_order(self, first: int, count: int) -> None:
+        for store in stores_of(self.tables):
+            expected = store.read(at := slice(first, min(first + count, ROWS)))
+            found = store.in_order().read(at)
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(of, expected[name]) for name, of in found.items())
+
     @rule(seed=st.integers(0, 1000), steps=st.integers(0, 6))
     def checkpoint(self, seed: int, steps: int) -> None:
         """After some steps, as a run writes it. Blocks that only a checkpoint before the last two had are free then."""

@@ -58,6 +58,30 @@ class Machine(RuleBasedStateMachine):
             store.put(torch.tensor(rows), records(torch.tensor(rows), self.version))
         self.versions |= dict.fromkeys(rows, self.version)
 
+    @rule(which=st.randoms(use_true_random=False))
+    def fill(self, which: Random) -> None:
+        """Whole blocks of which no record was put, some records of which are 0. The others were perhaps put."""
+        known = {row // LAYOUT.per_block for row in self.versions}
+        bounds = [(k * LAYOUT.per_block, min((k + 1) * LAYOUT.per_block, ROWS)) for k in range(LAYOUT.blocks)]
+        low, high = sorted((which.randrange(ROWS), which.randrange(ROWS)))
+        expected = [row for k in sorted(known) for row in range(*bounds[k]) if low <= row < high]
+        for way, store in self.stores.items():
+            assert store.known(low, high).tolist() == expected, way
+        free = [k for k in range(LAYOUT.blocks) if k not in known]
+        if not free:
+            return
+        begin = end = which.choice(free)
+        while end in free and end - begin < 3:
+            end += 1
+        self.version += 1
+        rows_U = torch.arange(bounds[begin][0], bounds[end - 1][1])
+        given, stays_U = records(rows_U, self.version), torch.tensor([which.random() < 0.7 for _ in rows_U])
+        for of in given.values():
+            of[~stays_U] = 0
+        for store in self.stores.values():
+            store.fill(bounds[begin][0], given)
+        self.versions |= dict.fromkeys(rows_U[stays_U].tolist(), self.version)
+
     @rule(rows=SOME_ROWS)
     def fetch(self, rows: list[int]) -> None:
         rows_U = torch.tensor(sorted(rows))
@@ -165,6 +189,25 @@ def test_a_block_is_written_once_for_all_its_rows_that_wait(tmp_path: Path, way:
     blocks.put(torch.tensor([0]), records(torch.tensor([0]), 1))
     blocks.sync()
     assert blocks.counters["blocks_read"] == 3
+    blocks.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_blocks_that_are_filled_are_whole_and_new(tmp_path: Path, way: Any) -> None:
+    """Else `fill` would have to read others, or lose them. A row of which a single bit is set is no row of zeros."""
+    blocks = make(tmp_path / "rows", way)
+    for first, count in ((3, 9), (0, 5), (60, 8)):
+        with pytest.raises(AssertionError):
+            blocks.fill(first, records(torch.arange(count), 1))
+    blocks.put(torch.tensor([7]), records(torch.tensor([7]), 1))
+    with pytest.raises((AssertionError, ValueError), match="records of a block were put before"):
+        blocks.fill(0, records(torch.arange(12), 2))
+    nothing = {name: torch.zeros_like(of) for name, of in records(torch.arange(7), 1).items()}
+    nothing["bits"][4, 2] = 128
+    blocks.fill(60, nothing)
+    never_R = read(blocks)[1]
+    assert [row for row in range(ROWS) if not never_R[row]] == [7, 64]
+    assert blocks.known(0, ROWS).tolist() == [*range(6, 12), *range(60, 66)]
     blocks.close()
 
 

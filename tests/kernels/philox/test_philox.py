@@ -48,6 +48,16 @@ def test_a_part_has_the_numbers_of_the_whole(impl: Impl, first: tuple[int, int])
         assert torch.equal(part, whole[low:high, left:right])
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("dim", [4, 8, 12, 20, 32, 36, 128])
+def test_rows_of_whole_counters_are_those_of_others(impl: Impl, dim: int) -> None:
+    """They are made many at a time: at the ends of 32 bits of a row and of a group, and rows that are left over."""
+    for row, column in ((0, 0), (2**32 - 19, 8), (2**40 + 3, 2**34 - 4 * dim)):
+        whole = drawn(43, dim + 1, "reference", row=row, column=column)
+        for low, high in ((0, 43), (1, 8), (5, 13), (3, 34)):
+            assert torch.equal(drawn(high - low, dim, impl, row=row + low, column=column), whole[low:high, :dim])
+
+
 @pytest.mark.parametrize("dim", [1, 4, 6, 33])
 def test_threads_and_blocks_do_not_matter(threads, dim: int) -> None:
     found = []
