@@ -43,9 +43,8 @@ def limited(groups: list[Path], work: Callable[..., Any], *args: Any) -> Any:
     Raises:
         RuntimeError: when it ends without an answer, as one does that needs more memory than it may have.
     """
-    context = multiprocessing.get_context("spawn")
-    mine, its = context.Pipe()
-    process = context.Process(target=_inside, args=(groups, its, work, args))
+    mine, its = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=_inside, args=(groups, its, work, args))
     process.start()
     its.close()
     try:
@@ -73,9 +72,8 @@ def standing(groups: list[Path], made: Callable[..., Callable[..., Any]], *args:
     Raises:
         RuntimeError: when the process ends without an answer, see `limited`.
     """
-    context = multiprocessing.get_context("spawn")
-    mine, its = context.Pipe()
-    process = context.Process(target=_stands, args=(groups, its, made, args))
+    mine, its = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=_stands, args=(groups, its, made, args))
     process.start()
     its.close()
 

@@ -3,7 +3,7 @@
     python benchmarks/tiers.py --dir DIR --cases blocks           # some minutes; 2.1 GB in DIR
     python benchmarks/tiers.py --dir DIR --cases train --rows 400_000_000    # a quarter of an hour; 15 GB in DIR
     python benchmarks/tiers.py --dir DIR --cases rocksdb          # some minutes; 6 GB in DIR; needs rocksdict
-    python benchmarks/tiers.py --dir DIR --quick                  # some minutes, the same checks on small tables
+    python benchmarks/tiers.py --dir DIR --quick                  # about a minute, the same checks on small tables
 
 "blocks" is the block store alone: reads/s through `fetch` beside a bare io_uring loop over the same blocks, by block
 size, and the CPU that each takes. Both take turns, since devices are noisy.
@@ -39,10 +39,13 @@ the bit. Rates, p99 at several rates, CPU of a read, bytes beside the kernel's, 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
+import sys
 import tempfile
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import forkserver
 from pathlib import Path
 
 import tiers_blocks
@@ -54,6 +57,7 @@ import tiers_rocksdb
 import tiers_serve
 import tiers_throttled
 import tiers_train
+import torch
 from limited import ROOT
 
 CASES = {
@@ -92,11 +96,17 @@ def main() -> None:
     sized = {name: partial(CASES[name], rows=options.rows) for name in ("train", "mapped")}
     cases = {**CASES, **sized, "serve": partial(tiers_serve.run, clicks=options.clicks, rows=options.served_rows)}
     cases["globo"] = partial(tiers_globo.run, log=options.globo)
-    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
-        for case in options.cases:
-            if lack := lacks(case, options.quick, options.globo):
-                print(f"{case}: left out, it needs {lack}")
-                continue
+    multiprocessing.set_start_method("forkserver" if options.quick else "spawn")
+    if options.quick:  # processes are forks of one that has imported all, else each imports it for seconds
+        os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        torch.set_num_threads(1)  # with two, each small operation waits for a core that somebody else uses
+        multiprocessing.set_forkserver_preload(["tiers_globo", "tiers_serve", "torch._dynamo"])  # optimizers need that
+        forkserver.ensure_running()
+    for case in options.cases:
+        if lack := lacks(case, options.quick, options.globo):
+            print(f"{case}: left out, it needs {lack}")
+            continue
+        with tempfile.TemporaryDirectory(dir=options.dir) as folder:  # of each case: some leave a file of the same name
             cases[case](Path(folder), options.quick)
 
 

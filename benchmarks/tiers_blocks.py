@@ -121,7 +121,7 @@ def one_row_a_block(layout: Layout, count: int, random: torch.Generator) -> Tens
 
 def probed(folder: Path, quick: bool) -> float:
     """Prints and returns how many random blocks of 4 KiB a second the device reads, at the best number at a time."""
-    blocks = 20_000 if quick else 100_000
+    blocks = 5_000 if quick else 100_000
     with filled(folder, blocks, 4096) as (path, layout, map):
         rows_N = one_row_a_block(layout, blocks, torch.Generator().manual_seed(0))
         with Blocks(path, layout, table="t", map=map, is_written=False) as opened:
@@ -228,9 +228,9 @@ def sequence(folder: Path, blocks: int) -> None:
 
 def run(folder: Path, quick: bool) -> None:
     """Measure and print."""
-    count, turns = (10_000, 3) if quick else (100_000, 5)
+    count, turns = (5_000, 3) if quick else (100_000, 5)
     sizes = (4096,) if quick else (512, 1024, 2048, 4096)
-    blocks = 25_000 if quick else 500_000
+    blocks = 10_000 if quick else 500_000
     print(f"blocks of {FIELDS['values'].width} columns with their state, {blocks} of them in {folder}")
     print(f"{'block':>8} {'reads':<15} {'median':>11} {'CPU each':>9}   of the bare loop (lowest to highest)")
     for block in sizes:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from limited import group, standing
 from tiers_blocks import probed
-from tiers_train import BATCH, TURN, Case, Side, Zipf, filled_file, skew_of_traces
+from tiers_train import BATCH, QUICK, TURN, Case, Side, Zipf, filled_file, skew_of_traces
 
 from sparrow.embeddings import Component
 from sparrow.embeddings.stores import MemoryStore, SsdStore, stored_in
@@ -100,9 +100,9 @@ def turns(side: Side, cases: list[Case], store: SsdStore | None = None) -> Turn:
 
 def run(folder: Path, quick: bool, rows: int) -> None:
     """Print examples/s of both, in turns, each in a group of its own with 12 GiB of memory for 1e9 rows."""
-    rows, count = (2_000_000, 3) if quick else (rows, 9)
+    rows, count, batch = (500_000, 2, QUICK) if quick else (rows, 9, BATCH)
     near, steep = bf16.Config(rounding="nearest"), skew_of_traces(1_000_000_000)
-    one = Case(rows=rows, frames=int(8 * 2**30 * rows / 1e9), lookups=1, skew=1.05, format=near)
+    one = Case(rows=rows, frames=int(8 * 2**30 * rows / 1e9), lookups=1, skew=1.05, format=near, batch=batch)
     cases = [one, replace(one, lookups=4, skew=steep)]
     probed(folder, quick)
     beside = 2**30 * (rows < 500_000_000)  # what a process needs, which is little beside 12 GiB
@@ -121,7 +121,7 @@ def run(folder: Path, quick: bool, rows: int) -> None:
                 if turn >= WARM:
                     taken.append((own, its))
             low, ratio, high = statistics.quantiles([its / own for own, its in taken], n=4)
-            mine, other = (TURN * BATCH / statistics.median(of) for of in zip(*taken, strict=True))
+            mine, other = (TURN * batch / statistics.median(of) for of in zip(*taken, strict=True))
             print(case)
             print(f"examples/s {mine:,.0f}, mapped file {other:,.0f}; ratio {ratio:.2f} ({low:.2f} to {high:.2f})")
             met = "met" if ratio >= goal else "missed"

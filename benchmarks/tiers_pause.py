@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiers_train import PIECE, WINDOW, Case, Side, filled_file
+from tiers_train import BATCH, PIECE, QUICK, WINDOW, Case, Side, filled_file
 
 from sparrow import checkpoint
 from sparrow.checkpoint import blocks
@@ -121,8 +121,9 @@ def run(folder: Path, quick: bool) -> None:
         quick: a small table.
     """
     keep_freed_memory()  # as `sparrow train` does
-    rows, frames, turns = (2_000_000, 60_000_000, 4) if quick else (20_000_000, 300_000_000, 12)
-    case = Case(rows=rows, frames=frames, lookups=1, skew=1.05, format=bf16.Config(rounding="nearest"))
+    rows, frames, turns, rest_s = (500_000, 15_000_000, 2, 0.0) if quick else (20_000_000, 300_000_000, 12, 0.3)
+    near, batch = bf16.Config(rounding="nearest"), QUICK if quick else BATCH
+    case = Case(rows=rows, frames=frames, lookups=1, skew=1.05, format=near, batch=batch)
     print(f"\na checkpoint each {STEPS} steps, beside a plain write of as many bytes; {case}", flush=True)
     side, directory = Side(case, folder), folder / "checkpoints"
     store = filled_file(case, folder).under(side)
@@ -134,7 +135,7 @@ def run(folder: Path, quick: bool) -> None:
         for one in ("plain", "own") if turn % 2 else ("own", "plain"):
             removed()
             os.sync()
-            time.sleep(0.3)  # the disk discards what was removed
+            time.sleep(rest_s)  # the disk discards what was removed
             if one == "own":
                 own, size = pause(side, directory, 2 * turn)
             else:

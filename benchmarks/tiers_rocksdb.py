@@ -114,7 +114,7 @@ def _per_row(work: Callable[[], object], count: int) -> tuple[Rate, float]:
 
 def run(folder: Path, quick: bool) -> None:
     """Print rows/s, CPU of a row, and bytes written of both. What is read is checked."""
-    blocks, turns = (20_000, 2) if quick else (400_000, 5)
+    blocks, turns = (6_000, 2) if quick else (400_000, 5)
     rows, random = blocks * Layout(fields=FIELDS, rows=0).per_block, torch.Generator().manual_seed(0)
     layout = Layout(fields=FIELDS, rows=rows)
     probed(folder, quick)

@@ -358,12 +358,11 @@ class Workers:
     """Processes of one thread each, as a service has them. They share frames."""
 
     def __init__(self, side: Side, folder: Path, rows: int, workers: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.answers, self.due = context.Queue(), context.SimpleQueue()
+        self.answers, self.due = multiprocessing.Queue(), multiprocessing.SimpleQueue()
         self.memory = tempfile.TemporaryDirectory(dir="/dev/shm")
-        coming = context.Barrier(workers), self.due, self.answers, Path(self.memory.name)
+        coming = multiprocessing.Barrier(workers), self.due, self.answers, Path(self.memory.name)
         args = (side, folder, rows, workers)
-        self.started = [context.Process(target=worker, args=(*args, n, coming)) for n in range(workers)]
+        self.started = [multiprocessing.Process(target=worker, args=(*args, n, coming)) for n in range(workers)]
         for process in self.started:
             process.start()
         self._answered()
@@ -480,9 +479,8 @@ def swapped(name: str, folder: Path, rows: int, count: int, steady: float, answe
 
 def alone(task: Any, *given: Any) -> Any:
     """Runs a task in a new process, and returns what it answers."""
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    process = context.Process(target=task, args=(*given, answers))
+    answers = multiprocessing.Queue()
+    process = multiprocessing.Process(target=task, args=(*given, answers))
     process.start()
     try:
         while True:
@@ -533,7 +531,7 @@ def shown(name: str, told: Told) -> None:
 
 def run(folder: Path, quick: bool, clicks: Path | None = None, rows: int = 20_000_000) -> None:
     """Print rates, latencies, CPU time and memory of the same model in memory, on an SSD, and as a mapped file."""
-    rows, count = (400_000, 200) if quick else (rows, 2_000)
+    rows, count = (100_000, 50) if quick else (rows, 2_000)
     model(folder, rows, rows, 10 * count)
     is_folded, within = rows > IN_MEMORY, folder
     if is_folded:
@@ -560,7 +558,8 @@ def run(folder: Path, quick: bool, clicks: Path | None = None, rows: int = 20_00
     for share in (0.1,) if quick else (0.1, 1 / 30, 1 / 100):
         side = Side(share=share, threads=(1, 2, 4) if share == 0.1 else (2,))
         found[share] = measured(f"on an SSD, frames for {share:.3f}", side, [slow, *rates] if share == 0.1 else [slow])
-    in_workers(folder, within, rows, (count, 3 if quick else 7), found[0.1].device[1])
+    workers = (2, 4) if quick or is_folded else (1, 2, 3, 4)  # all of them have memory at once
+    in_workers(folder, within, rows, (count, 2 if quick else 7, workers), found[0.1].device[1])
     mapped = measured("mapped file, memory for a tenth of it", Side(is_limited=True, threads=(2, 4)), rates[2:3])
     for name, told in {**({} if is_folded else {"memory": held}), **found}.items():
         assert told.scores == mapped.scores, f"{name}: other scores than of the mapped file"
@@ -575,18 +574,17 @@ def run(folder: Path, quick: bool, clicks: Path | None = None, rows: int = 20_00
     ends(held, tenth, mapped, rates, rows)
 
 
-def in_workers(folder: Path, within: Path, rows: int, asked: tuple[int, int], device_ms: float) -> None:
+def in_workers(folder: Path, within: Path, rows: int, asked: tuple[int, int, Sequence[int]], device_ms: float) -> None:
     """Print rates and latencies of workers of one thread, in memory and on an SSD, which take turns.
 
     Args:
         folder: of the model on the SSD.
         within: of the model in memory.
         rows: ids.
-        asked: requests, and turns.
+        asked: requests, turns, and the numbers of workers over an SSD.
         device_ms: what the device alone takes for the reads of a request, p99.
     """
-    count, turns = asked
-    workers = (1, 2, 3, 4) if rows <= IN_MEMORY else (2, 4)  # all of them have memory at once
+    count, turns, workers = asked
     sides = {"in memory": (Side(), (1, 2)), "frames for a tenth": (Side(share=0.1), workers)}
     groups = {
         (name, n): Workers(side, folder if side.share else within, rows, n)
@@ -609,7 +607,7 @@ def in_workers(folder: Path, within: Path, rows: int, asked: tuple[int, int], de
     for share in (0.3, 0.5, 0.8):
         asked = share * statistics.median(of_memory)
         for name, n in best.items():
-            each = [groups[name, n].opened(count // 2, asked, turn) for turn in range(3)]
+            each = [groups[name, n].opened(count // 2, asked, turn) for turn in range(min(turns, 3))]
             p50, p99 = (statistics.median(of) for of in zip(*each, strict=True))
             p99s[name] = p99
             told = f"{n} workers, {name}: p50 {p50:.2f} ms, p99 {p99:.2f} ms"

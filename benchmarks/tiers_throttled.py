@@ -10,7 +10,7 @@ from pathlib import Path
 
 from limited import device_of, group, limited
 from tiers_blocks import probed
-from tiers_train import BATCH, TURN, Case, Disk, Side, filled_file
+from tiers_train import BATCH, QUICK, TURN, Case, Disk, Side, filled_file
 
 from sparrow.embeddings.stores import SsdStore
 from sparrow.kernels.formats import bf16
@@ -59,8 +59,8 @@ def trained(case: Case, disk: Disk, folder: Path, turns: int, depths: Sequence[i
         before, were = store.counters, waited()
         seconds = [side.steps(TURN)[0] for _ in range(turns)]
         blocks = max(store.counters[name] - before[name] for name in ("blocks_read", "blocks_written"))
-        of_all = blocks / (turns * TURN * BATCH)
-        per_s = TURN * BATCH / statistics.median(seconds)
+        of_all = blocks / (turns * TURN * case.batch)
+        per_s = TURN * case.batch / statistics.median(seconds)
         found.append(Depth(per_s=per_s, waited=(waited() - were) / sum(seconds), blocks=of_all))
     store.close()
     return found
@@ -68,13 +68,13 @@ def trained(case: Case, disk: Disk, folder: Path, turns: int, depths: Sequence[i
 
 def run(folder: Path, quick: bool) -> None:
     """Print examples/s by reads/s of the device and by depth, how long rows kept training waiting, and the bound."""
-    rows, turns = (2_000_000, 1) if quick else (50_000_000, 2)
+    rows, turns, batch = (500_000, 1, QUICK) if quick else (50_000_000, 2, BATCH)
     rates, depths = ((20_000, None), (0, 2)) if quick else (RATES, DEPTHS)
     near = bf16.Config(rounding="nearest")
-    case = Case(rows=rows, frames=int(8 * 2**30 * rows / 1e9), lookups=1, skew=1.05, format=near)
+    case = Case(rows=rows, frames=int(8 * 2**30 * rows / 1e9), lookups=1, skew=1.05, format=near, batch=batch)
     probed(folder, quick)
     disk = filled_file(case, folder)
-    print(f"{case}; batches of {BATCH}")
+    print(f"{case}; batches of {batch}")
     print(f"{'reads/s':>10}{'ahead':>7}{'examples/s':>12}{'the device allows':>19}{'waits for rows':>20}")
     for rate in rates:
         files = [f"blkio__throttle__{way}_iops_device" for way in ("read", "write")]
@@ -82,6 +82,6 @@ def run(folder: Path, quick: bool) -> None:
             found = limited([within], trained, case, disk, folder, turns, depths)
         for depth, of in zip(depths, found, strict=True):
             allows = f"{rate / max(of.blocks, 1e-12):,.0f}" if rate else ""
-            step_ms = 1e3 * BATCH / of.per_s
+            step_ms = 1e3 * batch / of.per_s
             waited = f"{of.waited * step_ms:.1f} of {step_ms:.1f} ms"
             print(f"{rate or 'all':>10}{depth:>7}{of.per_s:>12,.0f}{allows:>19}{waited:>20}", flush=True)

@@ -34,6 +34,7 @@ from sparrow.models import dlrm
 
 BATCH, DIM, NUMBERS, SMALL_TABLES, SMALL_ROWS = 4096, 16, 13, 25, 10_000
 WINDOW, TURN = 10, 16  # batches whose rows never leave; steps of a turn
+QUICK = 256  # examples of a batch of --quick
 PIECE = 1 << 20  # rows that are written at a time
 AGES = 64  # classes of how long a row was not used
 FOLD = 10  # the table in memory has so many times fewer rows
@@ -41,7 +42,10 @@ FOLD = 10  # the table in memory has so many times fewer rows
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """rows: of the table. frames: bytes of those of its rows that are in memory. lookups: ids of an example in it."""
+    """rows: of the table. frames: bytes of those of its rows that are in memory. lookups: ids of an example in it.
+
+    batch: examples.
+    """
 
     rows: int
     frames: int
@@ -51,6 +55,7 @@ class Case:
     warm: bool = True  # frames begin full
     steady: bool = True  # timed once as many rows leave as come in
     ahead: int = 2
+    batch: int = BATCH
 
     def __str__(self) -> str:
         name = type(self.format).__module__.rsplit(".", 1)[1]
@@ -175,20 +180,20 @@ class Side:
             used, hits, left = (store.counters[name] - before[name] for name in ("used", "hits", "left"))
             if left >= 0.9 * (used - hits):
                 break
-        return turns * TURN * BATCH
+        return turns * TURN * self.case.batch
 
 
 def stream(case: Case, rows: int, seed: int) -> Iterator[Batch]:
     """Yields batches. Ids of the large table are taken modulo `rows`."""
-    draw, random = Zipf(case.rows, case.skew, seed), torch.Generator().manual_seed(seed)
+    draw, random, batch = Zipf(case.rows, case.skew, seed), torch.Generator().manual_seed(seed), case.batch
     keys = (*(f"c{i}" for i in range(SMALL_TABLES)), "large")
-    lengths = torch.cat([torch.ones(SMALL_TABLES * BATCH, dtype=torch.long), torch.full((BATCH,), case.lookups)])
+    lengths = torch.cat([torch.ones(SMALL_TABLES * batch, dtype=torch.long), torch.full((batch,), case.lookups)])
     while True:
-        small_N = torch.randint(SMALL_ROWS, (SMALL_TABLES * BATCH,), generator=random)
-        large_N = draw(BATCH * case.lookups) % rows
+        small_N = torch.randint(SMALL_ROWS, (SMALL_TABLES * batch,), generator=random)
+        large_N = draw(batch * case.lookups) % rows
         ids = KeyedJagged(keys=keys, values_N=torch.cat([small_N, large_N]), lengths=lengths)
-        labels_B1 = (torch.rand(BATCH, 1, generator=random) < 0.3).float()
-        yield Batch(dense_BC=torch.randn(BATCH, NUMBERS, generator=random), ids=ids, labels_BT=labels_B1)
+        labels_B1 = (torch.rand(batch, 1, generator=random) < 0.3).float()
+        yield Batch(dense_BC=torch.randn(batch, NUMBERS, generator=random), ids=ids, labels_BT=labels_B1)
 
 
 def filled_file(case: Case, folder: Path) -> Disk:
@@ -283,10 +288,10 @@ def _lately_used(store: SsdStore, draw: Zipf) -> Tensor:
     return found_F[begin:]
 
 
-def same_bits(folder: Path) -> None:
+def same_bits(folder: Path, batch: int, frames: int) -> None:
     """Check that a small table on the SSD learns what one in memory does, with rows that leave."""
     for format in (fp32.Config(), bf16.Config(rounding="nearest")):
-        case = Case(rows=200_000, frames=2 << 20, lookups=2, skew=1.05, format=format, warm=False)
+        case = Case(rows=200_000, frames=frames, lookups=2, skew=1.05, format=format, warm=False, batch=batch)
         one, other = Side(case, folder), Side(case, None, case.rows)
         for mine, memory in zip(one.steps(20)[1], other.steps(20)[1], strict=True):
             assert torch.equal(mine, memory), "the two sides differ"
@@ -325,10 +330,11 @@ def compare(mine: Side, memory: Side, turns: int, reads_per_s: float) -> Compare
     taken = [(mine.steps(TURN, store)[0], memory.steps(TURN)[0]) for _ in range(turns)]
     told = {name: value - before[name] for name, value in store.counters.items()}
     kernel = [of_process(name) - was for name, was in zip(("read_bytes", "write_bytes"), kernel, strict=True)]
-    examples = turns * TURN * BATCH
+    batch = mine.case.batch
+    examples = turns * TURN * batch
     misses, left = (told["used"] - told["hits"]) / examples, told["left"] / examples
     low, middle, high = statistics.quantiles([in_memory / own for own, in_memory in taken], n=4)
-    rates = TURN * BATCH / statistics.median(t[0] for t in taken), TURN * BATCH / statistics.median(t[1] for t in taken)
+    rates = TURN * batch / statistics.median(t[0] for t in taken), TURN * batch / statistics.median(t[1] for t in taken)
     allows = reads_per_s / max(misses + 2 * left, 1e-12)
     print(
         f"after {begun:,} examples: examples/s {rates[0]:,.0f}, in memory {rates[1]:,.0f}: "
@@ -418,13 +424,13 @@ def measure(folder: Path, quick: bool, rows: int) -> None:
         quick: a small table.
         rows: of the large table; frames have the share of 12 GiB of memory that 8 GiB are for 1e9 rows.
     """
-    same_bits(folder)
+    rows, turns, batch = (500_000, 2, QUICK) if quick else (rows, 12, BATCH)
+    same_bits(folder, batch, 1 << 18 if quick else 2 << 20)
     rate = probed(folder, quick)
-    rows, turns = (2_000_000, 4) if quick else (rows, 12)
     steep = skew_of_traces(1_000_000_000)
     print(f"ids repeat as in the traces at Zipf {steep}")
-    full, few = int(8 * 2**30 * rows / 1e9), max(int(2e6 * 45 * rows / 1e9 * 5 / 4), 4 << 20)
-    one = Case(rows=rows, frames=full, lookups=1, skew=1.05, format=bf16.Config(rounding="nearest"))
+    full, few = int(8 * 2**30 * rows / 1e9), max(int(2e6 * 45 * rows / 1e9 * 5 / 4), batch << 10)
+    one = Case(rows=rows, frames=full, lookups=1, skew=1.05, format=bf16.Config(rounding="nearest"), batch=batch)
     disk = filled_file(replace(one, frames=2 << 20), folder)
     memory = Side(one, None)
     memory.steps(4)  # so that what steps need beside tables is there
