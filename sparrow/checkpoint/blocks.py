@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import torch
 from safetensors import safe_open
 
@@ -25,9 +24,9 @@ from sparrow.core import Chunk
 from sparrow.core.config import from_dict, to_dict
 from sparrow.embeddings import Component, RowRecords, stored_in
 from sparrow.embeddings.stores import Saved, SavedStore
+from sparrow.embeddings.stores.saved import AGE, ROW
 from sparrow.kernels.block_io import BlockMap
 
-ROW, AGE = "row", "age"  # of the newer rows: their numbers, and for how many batches nobody used them; no fields
 COUNTS = "counts"  # of all rows, where the policy is LFU
 _LONG = 1 << 20  # batches: the age of all rows of format 4, which has none
 _CODES = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"} | {
@@ -43,7 +42,7 @@ def name_of(saved: Saved) -> str:
 def entry_of(saved: Saved) -> dict[str, Any]:
     """Returns what the manifest says of the map, as plain data that `read` takes."""
     place = {"table": saved.component.name, "rows": list(saved.rows), "columns": list(saved.columns)}
-    blocks = {"path": str(saved.path), "file": saved.map.file, "seed": saved.seed, "cached": saved.cached}
+    blocks = {"path": str(saved.path), "file": saved.map.file, "seed": saved.seed, "cached": saved.bounds[1]}
     blocks["batches"] = list(saved.batches)
     return {**place, "blocks": {**blocks, "component": to_dict(saved.component)}}
 
@@ -64,21 +63,21 @@ def read(entry: dict[str, Any], tensors: dict[str, torch.Tensor], newer: Path) -
     blocks = entry["blocks"]
 
     def field(name: str, first: int, last: int) -> torch.Tensor:
+        if name == AGE and "cached" not in blocks:
+            return torch.full((last - first,), _LONG, dtype=torch.int32)
         with safe_open(newer, "pt") as file:
             found: torch.Tensor = file.get_slice(name)[first:last]
-        return found
+        return found.int() if name == ROW else found
 
     with safe_open(newer, "pt") as file:
-        rows_U = file.get_tensor(ROW).int()
-        ages_H = file.get_tensor(AGE) if "cached" in blocks else torch.full_like(rows_U, _LONG)
+        (count,) = file.get_slice(ROW).get_shape()
+        (aged,) = file.get_slice(AGE).get_shape() if "cached" in blocks else (count,)
         counts_R = file.get_tensor(COUNTS) if "batches" in blocks else torch.zeros(0, dtype=torch.uint8)
 
     return Saved(
         path=Path(blocks["path"]),
         map=map_of(entry, tensors),
-        rows_U=rows_U,
-        ages_H=ages_H,
-        cached=blocks.get("cached", len(rows_U)),
+        bounds=(0, blocks.get("cached", count), aged, count),
         counts_R=counts_R,
         batches=tuple(blocks.get("batches", (0, 0))),
         field=field,
@@ -108,11 +107,10 @@ def write_rows(path: Path, saved: Saved) -> dict[str, Any]:
     Raises:
         OSError: when it cannot be written.
     """
-    count = len(saved.rows_U)
-    own = {ROW: saved.rows_U, AGE: saved.ages_H, COUNTS: saved.counts_R}
-    kinds = {name: (of.dtype, list(of.shape)) for name, of in own.items()}
+    _, _, aged, count = saved.bounds
+    kinds = {ROW: (torch.int32, [count]), AGE: (torch.int32, [aged])}
     kinds |= {name: (of.dtype, list(of.shape(count))) for name, of in saved.layout.fields.items()}
-    kinds[COUNTS] = kinds.pop(COUNTS)  # the last: numbers of more bytes begin at a multiple of them
+    kinds[COUNTS] = (torch.uint8, [len(saved.counts_R)])  # the last: numbers of more bytes begin at a multiple of them
     header, bounds = {}, [0]
     for name, (dtype, shape) in kinds.items():
         bounds.append(bounds[-1] + dtype.itemsize * math.prod(shape))
@@ -120,21 +118,22 @@ def write_rows(path: Path, saved: Saved) -> dict[str, Any]:
     head = json.dumps(header).encode()
     head = head.ljust(-(-len(head) // 8) * 8)
     head = len(head).to_bytes(8, "little") + head
+    head_N = torch.frombuffer(bytearray(head), dtype=torch.uint8)
 
-    def bytes_of(name: str, first: int, last: int) -> np.ndarray:
+    def bytes_of(name: str, first: int, last: int) -> torch.Tensor:
         """Returns some bytes of a tensor of the file."""
         dtype, shape = kinds[name]
         width = dtype.itemsize * math.prod(shape[1:])
         low, high = first // width, -(-last // width)
-        of = own[name][low:high] if name in own else saved.field(name, low, high)
-        return of.flatten().view(torch.uint8).numpy()[first - low * width : last - low * width]
+        of = saved.counts_R[low:high] if name == COUNTS else saved.field(name, low, high)
+        return of.flatten().view(torch.uint8)[first - low * width : last - low * width]
 
-    def fill(first: int, into_N: np.ndarray) -> None:
-        places = [(0, len(head)), *((len(head) + start, len(head) + end) for start, end in pairwise(bounds))]
-        for name, (start, end) in zip(["", *kinds], places, strict=True):
-            low, high = max(start, first), min(end, first + len(into_N))
+    def parts(first: int, last: int) -> Iterator[torch.Tensor]:
+        if first < len(head_N):
+            yield head_N[first:last]
+        for name, (start, end) in zip(kinds, pairwise(len(head_N) + bound for bound in bounds), strict=True):
+            low, high = max(start, first), min(end, last)
             if low < high:
-                of = bytes_of(name, low - start, high - start) if name else np.frombuffer(head, np.uint8)[low:high]
-                into_N[low - first : high - first] = of
+                yield bytes_of(name, low - start, high - start)
 
-    return pieces.write(path, len(head) + bounds[-1], fill)
+    return pieces.write(path, len(head_N) + bounds[-1], parts)

@@ -10,7 +10,7 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,26 +18,26 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.kernels.block_io import mixed_sum
+from sparrow.kernels.block_io import joined, mixed_sum
 
 PIECE = 4 << 20  # bytes
 WRITERS = 3  # threads that fill, sum and write a piece each
-Fill = Callable[[int, np.ndarray], None]
-"""(first, uint8 [n]): writes those bytes of a file that begin with the first into the array."""
+Parts = Callable[[int, int], Iterable[Tensor]]
+"""(first, last) -> those bytes of a file, uint8, one part after another."""
 _removing: list[threading.Thread] = []
 _ALIGNED = 4096  # what passes by the page cache begins and ends at a multiple of these bytes
 
 
-def write(path: Path, size: int, fill: Fill) -> dict[str, Any]:
+def write(path: Path, size: int, parts: Parts) -> dict[str, Any]:
     """Write a file that is on the disk when this returns. Returns its size and checksum, as the manifest says them.
 
     Args:
         size: in bytes.
-        fill: gives the bytes of a piece. Several threads call it.
+        parts: gives the bytes of a piece. Several threads call it.
 
     Raises:
         OSError: when it cannot be written.
@@ -46,9 +46,15 @@ def write(path: Path, size: int, fill: Fill) -> dict[str, Any]:
 
     def write_piece(fd: int, first: int) -> int:
         if not hasattr(own, "memory"):
-            own.memory = mmap.mmap(-1, PIECE)  # where O_DIRECT can write from
-        fill(first, np.frombuffer(own.memory, np.uint8)[: min(PIECE, size - first)])
-        return _write_piece(fd, own.memory, min(PIECE, size - first), first)
+            own.memory = mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # O_DIRECT can write from it
+            if hasattr(mmap, "MADV_HUGEPAGE"):  # pages of 4 KiB take longer to come than their bytes to be written
+                own.memory.madvise(mmap.MADV_HUGEPAGE)
+        last = min(first + PIECE, size)
+        padded = -(-(last - first) // _ALIGNED) * _ALIGNED
+        piece = torch.frombuffer(own.memory, dtype=torch.uint8, count=padded)
+        found = joined(piece, list(parts(first, last)), first // 8)
+        _write_piece(fd, memoryview(own.memory)[:padded], first)
+        return found
 
     with _opened(path) as fd, ThreadPoolExecutor(WRITERS) as pool:  # one fills a piece while another waits for the disk
         found = sum(pool.map(partial(write_piece, fd), range(0, size, PIECE)))
@@ -108,14 +114,8 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _write_piece(fd: int, memory: mmap.mmap, length: int, at: int) -> int:
-    """Writes a piece, padded to `_ALIGNED` bytes, at a place. Returns its part of the checksum of the file."""
-    padded = -(-length // _ALIGNED) * _ALIGNED
-    piece = torch.frombuffer(memory, dtype=torch.uint8)
-    piece[length:padded] = 0
-    found = mixed_sum(piece[: -(-length // 8) * 8].view(torch.int64), at // 8)
-    data = memoryview(memory)[:padded]
+def _write_piece(fd: int, data: memoryview, at: int) -> None:
+    """Writes a piece at a place."""
     while len(data):
         written = os.pwrite(fd, data, at)
         data, at = data[written:], at + written
-    return found

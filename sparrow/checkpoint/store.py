@@ -26,8 +26,11 @@ from sparrow.core.files import PATIENCE_S, comes_into_view, sync, write_text
 from sparrow.embeddings.stores import Saved
 from sparrow.kernels.block_io import BlockMap
 
-FORMATS = (3, 4, 5)
-"""4: tables on an SSD are maps of blocks. 5: their newer rows are in the order of frames, with another checksum."""
+FORMATS = (3, 4, 5, 6)
+"""4: tables on an SSD are maps of blocks. 5: their newer rows are in the order of frames, with another checksum.
+
+6: a row may be -1, in the place of an empty frame.
+"""
 Place = tuple[str, tuple[int, int], tuple[int, int]]
 """A component's name, its rows and its columns; of both the first and the one after the last."""
 WRITERS = 2  # files that are written at a time, each from a copy in memory

@@ -22,7 +22,7 @@ from sparrow.kernels.row_cache.policies import policy_of
 from sparrow.trained.run import Run
 
 NOTE = ".ssd.json"  # in a run's directory: where it has files of blocks
-SAVED_ROW = 20  # bytes for each frame, see `SsdStore.save`
+SAVED_ROW = 14  # bytes for each frame, see `SsdStore.save`
 SAVED_PIECES = 3 * pieces.WRITERS * pieces.PIECE  # bytes: as gathered, as one, and as written
 SAVED_BLOCK = 24  # bytes for each block: its place and generation, as they are and twice on their way to a file
 KEPT_BLOCK = 4  # bytes for each block of a checkpoint that is there
@@ -96,7 +96,7 @@ def bytes_of_checkpoints(components: Iterable[Component], keep: int) -> int:
 def _bytes_saving(component: Component) -> int:
     """Returns the bytes of memory that a component takes while it is written to a checkpoint.
 
-    They are the numbers, ages and places of rows in frames, pieces of the rows, and the map as it is and as a file.
+    They are which frames have rows, places of rows in frames, pieces of the rows, and the map as it is and as a file.
     """
     frames = sum(component.tier_frames(component.rows))
     return SAVED_ROW * frames + SAVED_PIECES + SAVED_BLOCK * _layout(component).blocks

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +25,14 @@ def test_a_file_is_its_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         monkeypatch.delattr(os, "O_DIRECT", raising=False)
     data = np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
 
-    def fill(first: int, into_N: np.ndarray) -> None:
+    def parts(first: int, last: int) -> Iterator[torch.Tensor]:
         time.sleep(0.01 * (first % 3))  # some come later than the next
-        into_N[:] = data[first : first + len(into_N)]
+        for low, high in pairwise([first, min(first + 5, last), last]):
+            yield torch.from_numpy(data[low:high])
 
     path, wanted = tmp_path / "file", data.tobytes()
     path.write_bytes(b"x" * 300_000)  # what was there is gone
-    entry = pieces.write(path, size, fill)
+    entry = pieces.write(path, size, parts)
     assert path.read_bytes() == wanted
     words = torch.frombuffer(bytearray(wanted + bytes(-size % 8 or 8)), dtype=torch.int64)[: -(-size // 8)]
     assert entry == {"bytes": size, "mixed_sum": mixed_sum(words, 0, impl="reference") % 2**64}
@@ -44,15 +47,15 @@ def test_a_file_is_its_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
 def test_a_full_disk() -> None:
     with pytest.raises(OSError, match="No space left"):
-        pieces.write(Path("/dev/full"), 100, lambda first, into_N: into_N.fill(1))
+        pieces.write(Path("/dev/full"), 100, lambda first, last: [torch.ones(last - first, dtype=torch.uint8)])
 
 
 def test_a_piece_that_cannot_be_read(tmp_path: Path) -> None:
-    def fill(first: int, into_N: np.ndarray) -> None:
+    def parts(first: int, last: int) -> Iterator[torch.Tensor]:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        pieces.write(tmp_path / "file", 100, fill)
+        pieces.write(tmp_path / "file", 100, parts)
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="there is no file that fails")

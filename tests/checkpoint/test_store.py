@@ -101,7 +101,7 @@ def test_a_damaged_manifest(tmp_path: Path, text: str) -> None:
 def test_a_newer_format(tmp_path: Path) -> None:
     path = save(tmp_path, 1) / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 9}))
-    with pytest.raises(UserError, match="checkpoint format 9, this Sparrow reads 3 to 5"):
+    with pytest.raises(UserError, match="checkpoint format 9, this Sparrow reads 3 to 6"):
         checkpoint.load(tmp_path)
 
 

@@ -504,6 +504,9 @@ def as_before(saved: checkpoint.Checkpoint, format: int) -> None:
             path = saved.path / entry["newer"]
             found = safetensors.torch.load_file(path)
             del found["counts"], entry["blocks"]["batches"]
+            is_row, cached = found["row"] >= 0, entry["blocks"]["cached"]
+            entry["blocks"]["cached"] = int(is_row[:cached].sum())
+            found = {name: of[is_row[: len(of)]] for name, of in found.items()}
             if format == 4:
                 order = found["row"].argsort()
                 found = {n: t[order].long() if n == "row" else t[order] for n, t in found.items() if n != "age"}
@@ -536,7 +539,7 @@ def test_earlier_checkpoints_are_read(
     check(tmp_path, in_memory)
     trainer(wide, tmp_path, resume=True, **options).fit()
     check(tmp_path, in_memory)
-    assert json.loads((last(tmp_path).path / "manifest.json").read_text())["format"] == 5
+    assert json.loads((last(tmp_path).path / "manifest.json").read_text())["format"] == 6
 
 
 # -- kills -------------------------------------------------------------------------------------------------------------

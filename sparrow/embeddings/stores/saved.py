@@ -21,6 +21,7 @@ First = Callable[[At], dict[str, Tensor]]
 
 WINDOW, PIECE = 128 << 20, 16 << 20  # bytes
 PASSES = 16  # at most, through the newer rows
+ROW, AGE = "row", "age"  # of the newer rows: their numbers, and for how many batches nobody used them; no fields
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,16 +31,16 @@ class Saved:
     Args:
         path: the file of its blocks.
         map: which block is where.
-        rows_U: int32 [U], each once: the rows, counted in the part, that frames and queue hold. Those of the cache are
-            first, then those of frames that stand by, then those that wait.
-        ages_H: int32 [H]: how many batches before the last one that learnt used the rows in frames. It is negative for
-            a batch that was looked at ahead.
-        cached: how many of them are of the cache.
+        bounds: 0, and where the rows of the cache, those of frames that stand by, and those that wait to be written end
+            among the newer rows, which frames and queue hold.
         counts_R: uint8 [R]: how often batches used each row, see `row_cache.Frames`; [0] if nobody counts. It is there
             for a moment.
         batches: the number of the last batch that learnt, and of the last one whose uses are counted, which may have
             been looked at ahead.
-        field: (name, first, last) -> a field of those of them, [last - first, ...], for a moment.
+        field: (name, first, last) -> a field of those of the newer rows, [last - first, ...], for a moment. Of `ROW` it
+            is int32: their numbers, counted in the part, each once; -1 stands for a frame that is empty. Of `AGE` it is
+            int32, and only for rows in frames: how many batches before the last one that learnt used them. It is
+            negative for a batch that was looked at ahead.
         component: whose rows these are.
         seed: of the first values, which rows have that are nowhere.
         rows: the first row of the part and the one after its last.
@@ -48,9 +49,7 @@ class Saved:
 
     path: Path
     map: BlockMap
-    rows_U: Tensor
-    ages_H: Tensor
-    cached: int
+    bounds: tuple[int, int, int, int]
     counts_R: Tensor
     batches: tuple[int, int]
     field: Callable[[str, int, int], Tensor]
@@ -67,11 +66,13 @@ class Saved:
 
     def copied(self) -> Saved:
         """Returns one that holds the newer rows, and the counts of all, in memory of its own."""
-        count, step = len(self.rows_U), max(1, PIECE // self.layout.record_bytes)
+        _, _, aged, count = self.bounds
+        step = max(1, PIECE // self.layout.record_bytes)
         made = empty(self.layout.fields, count)
+        made |= {ROW: torch.empty(count, dtype=torch.int32), AGE: torch.empty(aged, dtype=torch.int32)}
         for name, of in made.items():
-            for first in range(0, count, step):
-                of[first : first + step] = self.field(name, first, min(first + step, count))
+            for first in range(0, len(of), step):
+                of[first : first + step] = self.field(name, first, min(first + step, len(of)))
         counts_R = self.counts_R.clone()
         return replace(self, counts_R=counts_R, field=lambda name, first, last: made[name][first:last])
 
@@ -100,7 +101,7 @@ class SavedStore(nn.Module):
         super().__init__()
         self.first: First | None = None  # whoever made the store says it
         self._saved = saved
-        self._rows_U, order_U = saved.rows_U.sort()
+        self._rows_U, order_U = saved.field(ROW, 0, saved.bounds[-1]).sort()
         self._order_U = order_U.int()
         self._window, self._newer = range(0), dict[str, Tensor]()
         self._blocks = Blocks(saved.path, saved.layout, table=saved.component.name, map=saved.map, is_written=False)

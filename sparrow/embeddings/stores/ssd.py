@@ -20,16 +20,17 @@ from sparrow.core.files import sync
 from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component, Folder
 from sparrow.embeddings.stores.in_order import InOrder
-from sparrow.embeddings.stores.saved import First, Saved, empty, put_into
+from sparrow.embeddings.stores.saved import AGE, ROW, First, Saved, empty, put_into
 from sparrow.embeddings.stores.spare import Spare
 from sparrow.embeddings.stores.store import At, chosen_device, level_of
 from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Ticket, remove
 from sparrow.kernels.embedding_bag import Rows, Table
-from sparrow.kernels.row_cache import WAYS, Frames
+from sparrow.kernels.row_cache import Frames
 from sparrow.kernels.row_cache.policies import policy_of
 
 BYTES_QUEUE = 8 << 20  # of rows that wait to be written
+FULL = 7 / 8  # of the frames: a checkpoint has the empty ones too, if there are no more
 PIECE = 1 << 18  # rows of a checkpoint that are read at a time
 SUFFIX = ".blocks"  # of the names of files
 NEVER = -(2**31)  # before all batches
@@ -340,37 +341,32 @@ class SsdStore(nn.Module):
         self._is_needless = False  # from now on: an end between here and `keep_only` may leave a checkpoint of it
         self._maps.append(map.places_K)
         waiting_W = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
-        fields_W = {name: of[waiting_W] for name, of in fields_Q.items()}
-        tags_F, stamps_F = self.frames.tags_F, self.get_buffer("stamp")
-        # Whole sets come first, as they lie. Rows of later sets fill their empty frames, so that nothing is gathered.
-        is_empty_F = tags_F < 0
-        begin = (len(tags_F) - int(is_empty_F.count_nonzero())) // WAYS * WAYS
-        holes_H, later_L = is_empty_F[:begin].nonzero()[:, 0], begin + (~is_empty_F[begin:]).nonzero()[:, 0]
-        fills_H, rest_R = later_L[: len(holes_H)], later_L[len(holes_H) :]
-        rows_S, frames_S, batches_S = self.spare.held
-        held, cached = self._held, begin + len(rest_R)
-        sections = [(held, None, begin), (held, rest_R, len(rest_R)), (held, frames_S, len(rows_S))]
-        sections.append((fields_W, None, len(waiting_W)))
-        rows_U = torch.cat([tags_F[:begin], tags_F[rest_R], rows_S.int(), rows_Q[waiting_W].int()])
-        ages_H = torch.cat([stamps_F[:begin], stamps_F[rest_R], batches_S.int()]).neg_().add_(self.settled)
-        rows_U[holes_H], ages_H[holes_H] = tags_F[fills_H], self.settled - stamps_F[fills_H]
+        _, frames_S, batches_S = self.spare.held
+        tags_F, settled = self.frames.tags_F, self.settled
+        is_used_F = tags_F >= 0
+        used = int(is_used_F.count_nonzero())
+        # Frames are written as they lie, because gathering takes longer, unless many of them are empty.
+        at_R = None if used >= FULL * len(tags_F) else is_used_F.nonzero()[:, 0]
+        parts = {
+            name: [(of, at_R), (of, frames_S), (fields_Q[name][waiting_W], None)] for name, of in self._held.items()
+        }
+        parts[ROW] = [(self._numbers, at_R), (self._numbers, frames_S), (rows_Q[waiting_W].int(), None)]
+        parts[AGE] = [(self.get_buffer("stamp"), at_R), (batches_S.int(), None)]
+        counts = (len(tags_F) if at_R is None else used, len(frames_S), len(waiting_W))
+        bounds = (0, counts[0], counts[0] + counts[1], sum(counts))
 
         def field(name: str, first: int, last: int) -> Tensor:
-            parts, start = [], 0
-            for of, at, count in sections:
+            found, start = [], 0
+            for (of, at), count in zip(parts[name], counts, strict=False):  # rows that wait have no age
                 low, high = max(first - start, 0), min(last - start, count)
-                if low < high:
-                    parts.append(of[name][low:high] if at is None else of[name].index_select(0, at[low:high]))
+                if low < high or first == last == start:
+                    found.append(of[low:high] if at is None else of.index_select(0, at[low:high]))
                 start += count
-            found = parts[0] if len(parts) == 1 else torch.cat(parts)
-            low, high = torch.searchsorted(holes_H, torch.tensor([first, last])).tolist()
-            if low < high:
-                found = found.clone() if len(parts) == 1 else found
-                found[holes_H[low:high] - first] = held[name][fills_H[low:high]]
-            return found
+            all = found[0] if len(found) == 1 else torch.cat(found)
+            return settled - all if name == AGE else all
 
         return Saved(
-            path=self._blocks.file.path, map=map, rows_U=rows_U, ages_H=ages_H, cached=cached, field=field,
+            path=self._blocks.file.path, map=map, bounds=bounds, field=field,
             counts_R=self.get_buffer("counts"), batches=(self.settled, self._counted),
             component=self.component, seed=seed, rows=rows, columns=columns,
         )  # fmt: skip
@@ -423,12 +419,15 @@ class SsdStore(nn.Module):
 
         also_waiting: whether rows that waited to be written take frames that stand by.
         """
-        bounds = [0, saved.cached, len(saved.ages_H), len(saved.rows_U)]
-        for place, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        for place, (begin, end) in enumerate(itertools.pairwise(saved.bounds)):
             for first in range(begin, end, PIECE):
                 last = min(first + PIECE, end)
-                rows_V, ages_V = saved.rows_U[first:last].long(), saved.ages_H[first:last]
+                rows_V = saved.field(ROW, first, last).long()
+                ages_V = saved.field(AGE, first, last) if place < 2 else rows_V[:0]
                 fields = saved.fields(first, last)
+                if (is_empty_V := rows_V < 0).any():
+                    rows_V, ages_V = rows_V[~is_empty_V], ages_V[~is_empty_V]
+                    fields = {name: of[~is_empty_V] for name, of in fields.items()}
                 frames_V = self._given(rows_V, ages_V, 1 if also_waiting and place else place)
                 fits_V = frames_V >= 0
                 put_into(self._held, frames_V[fits_V], {name: of[fits_V] for name, of in fields.items()})

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -170,8 +170,7 @@ class Blocks:
             UserError: when the disk fails.
         """
         map, rows_U, records_UB = self._store.snapshot()
-        rows_U, order = rows_U.sort()
-        parts = records_UB[order].split([field.bytes_row for field in self.layout.fields.values()], 1)
+        parts = records_UB.split([field.bytes_row for field in self.layout.fields.values()], 1)
         fields = {
             name: part.flatten().clone().view(field.dtype).view(field.shape(len(rows_U)))
             for (name, field), part in zip(self.layout.fields.items(), parts, strict=True)
@@ -251,6 +250,22 @@ def mixed_sum(words: Tensor, first: int, *, impl: Impl = "auto") -> int:
     return cpp.mixed_sum(words, first)
 
 
+def joined(into: Tensor, parts: Sequence[Tensor], first: int, *, impl: Impl = "auto") -> int:
+    """Write bytes one part after another, then zeros to the end. Returns the `mixed_sum` of words with bytes of parts.
+
+    Args:
+        into: uint8 [8 n], contiguous.
+        parts: uint8, contiguous, at most 8 n bytes in all.
+        first: the place in the file of the first word of `into`.
+        impl: see `sparrow.kernels`.
+    """
+    if resolve(impl, CPU) == "reference":
+        return layout.joined(into, parts, first)
+    from sparrow.kernels.block_io import cpp  # can be imported only once the library is loaded
+
+    return cpp.joined(into, parts, first)
+
+
 def _store(
     way: Way, opened: file.File, map: BlockMap | None, bytes_queue: int, chance: Random | None
 ) -> tuple[Way, Any]:
@@ -270,4 +285,4 @@ def _store(
     return "threads", cpp.Store(opened, map, bytes_queue, "threads")
 
 
-__all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way", "mixed_sum", "remove"]
+__all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way", "joined", "mixed_sum", "remove"]

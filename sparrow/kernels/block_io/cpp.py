@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +24,12 @@ READ, SHORT, CHECKSUM, OTHER, WRITE, SYNC = range(1, 7)  # the kinds of errors, 
 def mixed_sum(words: Tensor, first: int) -> int:
     """See layout.py."""
     found: int = ops.block_io_mixed_sum(words, first)
+    return found
+
+
+def joined(into: Tensor, parts: Sequence[Tensor], first: int) -> int:
+    """See layout.py."""
+    found: int = ops.block_io_joined(into, list(parts), first)
     return found
 
 

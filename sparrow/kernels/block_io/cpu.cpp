@@ -290,6 +290,33 @@ int64_t block_io_mixed_sum(const Tensor& words, int64_t first) {
   return mixed_sum(reinterpret_cast<const uint64_t*>(from), first, words.numel());
 }
 
+// `joined` of layout.py. What was copied is in the processor's cache when it is summed.
+int64_t block_io_joined(const Tensor& into, const std::vector<Tensor>& parts, int64_t first) {
+  constexpr int64_t kStep = 64 << 10;  // bytes
+  uint8_t* const to = data<uint8_t>(into, ScalarType::Byte, "into");
+  const uint64_t* const words = reinterpret_cast<const uint64_t*>(to);
+  int64_t length = 0, summed = 0;
+  uint64_t sum = 0;
+  const auto sum_until = [&](int64_t word) {
+    sum += mixed_sum(words + summed, first + summed, word - summed);
+    summed = word;
+  };
+  for (const Tensor& part : parts) {
+    const uint8_t* const from = data<uint8_t>(part, ScalarType::Byte, "parts");
+    check(length + part.numel() <= into.numel(), "into: the parts are longer");
+    for (int64_t at = 0; at < part.numel(); at += kStep) {
+      const int64_t size = std::min(kStep, part.numel() - at);
+      memcpy(to + length, from + at, size);
+      length += size;
+      sum_until(length / 8);
+    }
+  }
+  check(into.numel() % 8 == 0, "into: expected whole words");
+  memset(to + length, 0, into.numel() - length);
+  sum_until((length + 7) / 8);
+  return sum;
+}
+
 void block_io_close(int64_t handle) {
   std::unique_ptr<Open> open;
   {
@@ -319,6 +346,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def("block_io_use(int handle, Tensor places, bool is_kept) -> ()");
   m.def("block_io_counts(int handle) -> Tensor");
   m.def("block_io_mixed_sum(Tensor words, int first) -> int");
+  m.def("block_io_joined(Tensor(a!) into, Tensor[] parts, int first) -> int");
   m.def("block_io_close(int handle) -> ()");
 }
 
@@ -335,6 +363,7 @@ STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {
   m.impl("block_io_use", TORCH_BOX(&block_io_use));
   m.impl("block_io_counts", TORCH_BOX(&block_io_counts));
   m.impl("block_io_mixed_sum", TORCH_BOX(&block_io_mixed_sum));
+  m.impl("block_io_joined", TORCH_BOX(&block_io_joined));
   m.impl("block_io_close", TORCH_BOX(&block_io_close));
 }
 

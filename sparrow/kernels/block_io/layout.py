@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -112,3 +112,16 @@ def mixed_sum(words: Tensor, first: int) -> int:
     """
     keys = splitmix64(torch.arange(len(words)) + first)
     return int(splitmix64(words ^ keys).sum())
+
+
+def joined(into: Tensor, parts: Sequence[Tensor], first: int) -> int:
+    """Writes bytes one part after another, then zeros. Returns the `mixed_sum` of the words with bytes of parts.
+
+    Args:
+        into: uint8 [8 n], contiguous.
+        parts: uint8, contiguous; at most 8 n bytes in all.
+        first: the place of the first word of `into`.
+    """
+    length = sum(map(len, parts))
+    torch.cat([*parts, torch.zeros(len(into) - length, dtype=torch.uint8)], out=into)
+    return mixed_sum(into.view(torch.int64)[: -(-length // 8)], first)

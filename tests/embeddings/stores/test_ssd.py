@@ -451,7 +451,7 @@ def test_a_copy_of_what_is_saved_stays_as_it_is(tmp_path: Path) -> None:
         step(tables, seed)
     (saved,) = tables.saved()
     assert isinstance(saved, Saved)
-    copy, count = saved.copied(), len(saved.rows_U)
+    copy, count = saved.copied(), saved.bounds[-1]
     before = [of.clone() for of in (saved.counts_R, *saved.fields(0, count).values())]
     for seed in range(8, 30):
         step(tables, seed)
