@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
+import os
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +21,14 @@ from sparrow.core.errors import UserError
 from sparrow.embeddings.stores import At, LeveledRows
 
 ROW = ":row"  # in the file of a delta, beside the fields: int64 [U], which rows it has, ascending
+_KINDS = {  # a safetensors name -> its type
+    json.loads(safetensors.torch.save({"": torch.empty(0, dtype=kind)})[8:])[""]["dtype"]: kind
+    for kind in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
+    )
+}  # fmt: skip
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # else Linux maps no file that is larger than memory
 BLOCK = 1 << 20  # bytes of a field that are in memory at a time, in a core's cache if it can be
 
 
@@ -108,16 +119,27 @@ def write_tensors(file: Sink, like: Mapping[str, Tensor], count: int, read: Call
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a file, which is mapped.
+    """Returns the tensors of a file, which is mapped. What is written to them is seen in this process alone.
 
     Raises:
         UserError: when it cannot be read.
     """
     try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with safe_open(path, "np"), open(path, "rb") as file:  # the former checks the header
+            size, flags = os.fstat(file.fileno()).st_size, mmap.MAP_PRIVATE | _NO_RESERVE
+            memory = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: missing or damaged ({error}); export the model again") from None
+    begin, found = 8 + int.from_bytes(memory[:8], "little"), {}
+    for name, of in json.loads(memory[8:begin]).items():
+        if name == "__metadata__":
+            continue
+        kind, count, place = _KINDS[of["dtype"]], math.prod(of["shape"]), begin + of["data_offsets"][0]
+        if count:
+            found[name] = torch.frombuffer(memory, dtype=kind, count=count, offset=place).view(of["shape"])
+        else:
+            found[name] = torch.empty(of["shape"], dtype=kind)
+    return found
 
 
 def _row_bytes(of: Tensor) -> int:

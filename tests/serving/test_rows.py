@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +93,35 @@ def test_rows_of_several_deltas_are_merged(block: int, tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a: missing or damaged .*; export the model again"):
         tensors_of(tmp_path / "a")
+
+
+def test_what_a_mapped_file_is(tmp_path: Path) -> None:
+    """Tensors of all kinds, empty ones too; writing to them changes no file."""
+    fields = records(3) | {"none": torch.empty(0, 3), "one": torch.tensor(2.5), "is": torch.tensor([True, False])}
+    fields["fp8"] = torch.arange(5.0).to(torch.float8_e4m3fn)
+    path = tmp_path / "rows.safetensors"
+    safetensors.torch.save_file(fields, path, metadata={"a": "b"})
+    before, found = path.read_bytes(), tensors_of(path)
+    assert found.keys() == fields.keys()
+    for name, of in fields.items():
+        assert found[name].dtype == of.dtype and torch.equal(found[name], of), name
+    found["weight"].zero_()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system may refuse")
+def test_a_file_larger_than_memory_is_mapped(tmp_path: Path) -> None:
+    """Linux refuses to map more than all of its memory where pages might be copied."""
+    count = 3 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    header = json.dumps({"x": {"dtype": "U8", "shape": [count], "data_offsets": [0, count]}}).encode()
+    header += b" " * (-len(header) % 8)
+    path = tmp_path / "rows.safetensors"
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        try:
+            file.truncate(file.tell() + count)  # a hole
+        except OSError as error:
+            pytest.skip(f"the disk holds no file of {count:,} bytes: {error}")
+        file.seek(-1, os.SEEK_END)
+        file.write(b"7")
+    assert tensors_of(path)["x"][-2:].tolist() == [0, ord("7")]
