@@ -2,7 +2,7 @@
 
 The rows are one file (safetensors), written from its beginning to its end: their numbers, then field after field. They
 come in the order of their frames, so that nothing has to be sorted while training waits. Whoever reads them sorts. The
-counts of all rows come last, a byte each, where the policy is LFU.
+counts of all rows come last, a byte each, where the policy counts.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from urllib.parse import quote
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from sparrow.checkpoint import pieces
-from sparrow.core import Chunk
+from sparrow.core import Chunk, UserError
 from sparrow.core.config import from_dict, to_dict
 from sparrow.embeddings import Component, RowRecords, stored_in
 from sparrow.embeddings.stores import Saved, SavedStore
 from sparrow.embeddings.stores.saved import AGE, ROW
 from sparrow.kernels.block_io import BlockMap
 
-COUNTS = "counts"  # of all rows, where the policy is LFU
+COUNTS = "counts"  # of all rows, where the policy counts
 _LONG = 1 << 20  # batches: the age of all rows of format 4, which has none
 _CODES = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"} | {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"
@@ -65,8 +65,11 @@ def read(entry: dict[str, Any], tensors: dict[str, torch.Tensor], newer: Path) -
     def field(name: str, first: int, last: int) -> torch.Tensor:
         if name == AGE and "cached" not in blocks:
             return torch.full((last - first,), _LONG, dtype=torch.int32)
-        with safe_open(newer, "pt") as file:
-            found: torch.Tensor = file.get_slice(name)[first:last]
+        try:
+            with safe_open(newer, "pt") as file:
+                found: torch.Tensor = file.get_slice(name)[first:last]
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"{newer}: removed or damaged since it was checked ({error}); try again") from None
         return found.int() if name == ROW else found
 
     with safe_open(newer, "pt") as file:

@@ -47,7 +47,9 @@ def write(path: Path, size: int, parts: Parts) -> dict[str, Any]:
     def write_piece(fd: int, first: int) -> int:
         if not hasattr(own, "memory"):
             own.memory = mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # O_DIRECT can write from it
-            if hasattr(mmap, "MADV_HUGEPAGE"):  # pages of 4 KiB take longer to come than their bytes to be written
+            with suppress(
+                AttributeError, OSError
+            ):  # where there are huge pages: pages of 4 KiB take longer to come than their bytes to be written
                 own.memory.madvise(mmap.MADV_HUGEPAGE)
         last = min(first + PIECE, size)
         padded = -(-(last - first) // _ALIGNED) * _ALIGNED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import mmap
@@ -20,6 +21,7 @@ from sparrow.core.workplace import workplace
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: the system has none
 _BLOCK = 1 << 22
 
 
@@ -86,7 +88,7 @@ class NewFile(Digest):
         self._memory, self._held = mmap.mmap(-1, _BLOCK), 0
         path.touch(exist_ok=False)
         try:
-            self._fd = os.open(path, os.O_WRONLY | getattr(os, "O_DIRECT", 0))
+            self._fd = os.open(path, os.O_WRONLY | _DIRECT)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -107,7 +109,13 @@ class NewFile(Digest):
         size, done = -(-self._held // mmap.PAGESIZE) * mmap.PAGESIZE, 0
         with memoryview(self._memory) as memory:
             while done < size:
-                done += os.write(self._fd, memory[done:size])
+                try:
+                    done += os.write(self._fd, memory[done:size])
+                except OSError as error:  # some systems refuse O_DIRECT here, and all of them after a part of a block
+                    flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+                    if error.errno != errno.EINVAL or not flags & _DIRECT:
+                        raise
+                    fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~_DIRECT)
         self._held = 0
 
     def __enter__(self) -> NewFile:

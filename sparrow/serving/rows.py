@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
@@ -129,6 +130,9 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
             size, flags = os.fstat(file.fileno()).st_size, mmap.MAP_PRIVATE | _NO_RESERVE
             memory = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, SafetensorError) as error:
+        remedies = {errno.EMFILE: "raise `ulimit -n`", errno.ENOMEM: "let the system map more than its memory holds"}
+        if remedy := remedies.get(getattr(error, "errno", None) or 0):
+            raise UserError(f"{path}: cannot be mapped ({error}); {remedy}") from None
         raise UserError(f"{path}: missing or damaged ({error}); export the model again") from None
     begin, found = 8 + int.from_bytes(memory[:8], "little"), {}
     for name, of in json.loads(memory[8:begin]).items():

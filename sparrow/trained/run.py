@@ -190,7 +190,7 @@ class Run:
     torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to begin with
     what it learnt, see `warm_start`. calibrate: what scores pass through last, fitted to the valid part with the best
     checkpoint, so that they are right on average: "logistic" or "isotonic". ssd: a folder on an SSD, for the rows of
-    tables whose `tables.tier` is "ssd".
+    tables whose `tables.tier` needs one.
     """
 
     run_dir: str

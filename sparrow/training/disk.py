@@ -51,7 +51,8 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset, hos
         return
     if len(named) < len(on_ssd) and run.checkpoint.background:
         why = "checkpoints with all rows of tables on an SSD are not written in the background"
-        raise UserError(f"checkpoint.background: {why}; leave it out, or checkpoint.whole, or tables.tier.beneath")
+        remedy = "leave it out, or have all in memory or in the tier ssd, without checkpoint.whole"
+        raise UserError(f"checkpoint.background: {why}; {remedy}")
     batch = dataset.first(min(256, run.data.batch_size))
     ids = batch.ids.values_N.numel() / max(batch.batch_size, 1) / hosts
     steps = run.loop.max_steps or math.ceil(dataset.rows("train") / run.data.batch_size) * run.loop.epochs

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -106,3 +108,23 @@ def test_what_a_new_file_knows_is_in_the_manifest(tmp_path: Path) -> None:
     with new_folder(tmp_path / "other", {}) as made:
         (made / "a").write_bytes(b"12345")
     assert open_folder(tmp_path / "one").digest == open_folder(tmp_path / "other").digest
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no O_DIRECT")
+@pytest.mark.parametrize("part", [0, 1000])
+def test_a_disk_that_refuses_to_be_written_past_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """Some do so at the first write. All do after a part of a block was written."""
+    write = os.write
+
+    def refused(fd: int, data: Any) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(fd, data[:part] if part and len(data) > part else data)
+
+    monkeypatch.setattr(os, "write", refused)
+    data = bytes(range(251)) * 9000
+    with NewFile(tmp_path / "x") as file:
+        file.write(data)
+    assert (tmp_path / "x").read_bytes() == data and file.entry["bytes"] == len(data)

@@ -123,6 +123,10 @@ class HostRows:
         """Returns which rows of a fetch were never put, bool [U]."""
         return never_U
 
+    def known(self, first: int, last: int) -> Tensor:
+        """Returns the rows that were put among those from `first` on, before `last`: int64, ascending."""
+        return first + self.was_put_R[first:last].nonzero()[:, 0]
+
     def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
         """Take whole records. rows_U: int64 [U], each once."""
         put_into(self.held, rows_U, fields)
@@ -171,6 +175,10 @@ class SsdRows:
         rows_U, into, at_U = asked
         put_into(into, at_U, self.store.read(rows_U))
         return torch.zeros(len(rows_U), dtype=torch.bool)
+
+    def known(self, first: int, last: int) -> Tensor:
+        """Returns the rows from `first` on, before `last`: all of them may be asked for."""
+        return torch.arange(first, last)
 
     def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
         """Take whole records. rows_U: int64 [U], each once."""

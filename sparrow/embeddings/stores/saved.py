@@ -112,7 +112,9 @@ class SavedStore(nn.Module):
         rows_U, fields = torch.arange(at.start, at.stop), self._blocks.layout.fields
         made = empty(fields, len(rows_U))
         never_U = self._blocks.wait(self._blocks.fetch(rows_U, made, rows_U - at.start))
-        low, high = torch.searchsorted(self._rows_U, torch.tensor([at.start, at.stop])).tolist()
+        low, high = torch.searchsorted(
+            self._rows_U, torch.tensor([at.start, at.stop], dtype=self._rows_U.dtype)
+        ).tolist()
         newer_V = self._rows_U[low:high] - at.start
         never_U[newer_V] = False
         if never_U.any():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sparrow.core import UserError
 from sparrow.core.files import sync
-from sparrow.core.pages import empty_rows
+from sparrow.core.pages import HUGE, empty_rows
 from sparrow.embeddings.spec import Component, Folder
 from sparrow.embeddings.stores.in_order import InOrder
 from sparrow.embeddings.stores.saved import AGE, ROW, First, Saved, empty, put_into
@@ -82,6 +82,8 @@ class SsdStore(nn.Module):
         count, spare = component.tier_frames(rows)
         for name, field in self._fields.items():
             made = empty_rows(*field.shape(count + spare), dtype=field.dtype, device=chosen_device())
+            if made.nbytes < HUGE:  # else they are zeros: checkpoints have empty frames too, and runs alike equal files
+                made.zero_()
             self.register_buffer(f"frame_{name}", made, persistent=False)
         self.ways = count  # frames of the cache; those that stand by follow
         self.register_buffer("tag", torch.full((count + spare,), -1, dtype=torch.int32), persistent=False)
@@ -392,8 +394,8 @@ class SsdStore(nn.Module):
         for rows_V, fields in self._put_in_frames(saved):
             self._put(rows_V, fields)
         counts_R = self.get_buffer("counts")
-        if len(saved.counts_R) == len(counts_R):  # else the policy was another one, or nobody saved them
-            counts_R.copy_(saved.counts_R)
+        if len(saved.counts_R) == len(counts_R):  # else one of the policies does not count
+            counts_R.copy_(saved.counts_R.clamp(max=self._policy.most))
 
     def show(self, saved: Saved) -> bool:
         """Have the rows of a checkpoint where they lie, to be read. Another process may train with the file.

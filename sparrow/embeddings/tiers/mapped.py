@@ -40,7 +40,7 @@ class Config(Tier):
 
     def disk_bytes(self, component: Component, used: float, hosts: int) -> int:
         """See `Tier.disk_bytes`."""
-        return component.rows * component.bytes_row // hosts
+        return component.rows * component.bytes_row  # on each host, since each may have a copy
 
     def store(self, component: Component, rows: int, dim: int, folder: Folder) -> MappedRows:
         """See `Tier.store`."""

@@ -42,8 +42,8 @@ class Ticket:
 class Blocks:
     """The records of one table, in one file.
 
-    Not for several threads at once. One process at most opens it to write. Others may read what a kept map names: a
-    block that was written again since is found by its checksum, number and generation.
+    Not for several threads at once, but for `fill`. One process at most opens it to write. Others may read what a kept
+    map names: a block that was written again since is found by its checksum, number and generation.
 
     Args:
         path: the file. Without a map it is made, and must not exist. With one it must.

@@ -20,6 +20,7 @@ from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableCh
 from sparrow.embeddings.spec import TIERS, in_memory
 from sparrow.kernels.formats import fp32, int8
 from sparrow.kernels.row_cache.policies import POLICIES, policy_of
+from sparrow.serving.export import export
 from sparrow.sharding.plan import PlanFile
 from sparrow.training import train
 from tests.embeddings.stores.test_ssd import DIM, ROWS, RULES, assert_equal, evaluated, step, stores_of
@@ -72,17 +73,23 @@ def made(folder: Path, tier: Any, format: Any) -> EmbeddingTables:
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_a_run_goes_on_elsewhere(prepared: Path, tmp_path: Path, name: str) -> None:
+def test_a_run_goes_on_elsewhere(log: Path, prepared: Path, tmp_path: Path, name: str) -> None:
     """Half of it in a tier and half in memory, the other way around too: the rows are those of memory."""
     settings = {"data.batch_size": 32, "loop.max_steps": 12, "checkpoint.every": 6, "model": "dlrm", "model.dim": 4}
     settings |= {"ssd": str(tmp_path / "files"), "checkpoint.keep": 9}
     there = {f"tables.tier.{key}": value for key, value in {"name": name, **MEMBERS[name]}.items()}
-    found = {}
+    (tmp_path / "files").mkdir()  # else a run is read in memory
+    found, exported = {}, {}
     for place, (first, then) in {"a": ({}, {}), "b": (there, {}), "c": ({}, there), "d": (there, there)}.items():
         run = run_of(prepared, tmp_path / place, **settings, **first)
         train(replace(run, loop=replace(run.loop, max_steps=6)))
         train(run_of(prepared, tmp_path / place, **settings, **then), resume=True)
         found[place] = rows_of(checkpoint.load(tmp_path / place / "checkpoints"))
+        if place in "ad":
+            export(tmp_path / place, tmp_path / "models" / place, [log], which="last")
+            files = sorted((tmp_path / "models" / place / "tables").iterdir())
+            exported[place] = {file.name: file.read_bytes() for file in files}
+    assert exported["d"] == exported["a"] and exported["a"]
     assert found["b"] == found["a"] and found["c"] == found["a"] and found["d"] == found["a"]
 
 
