@@ -254,8 +254,8 @@ def _without_effect(run: Run, rows: Mapping[str, int]) -> Iterator[str]:
     is_on = any(tier.is_on for tier in tiers.values())
     on_ssd = [name for name, tier in tiers.items() if tier.has_folder]
     if on_ssd and run.ssd is None:
-        told = f"{listed(on_ssd)} need a folder ({tiers[on_ssd[0]].name}), and no folder on an SSD is named"
-        raise UserError(f"tables.tier: {told}; give --ssd DIR")
+        told = f"is {tiers[on_ssd[0]].name} for {listed(on_ssd)}"
+        raise UserError(f"tables.tier: {told}, and no folder on an SSD is named; give --ssd DIR")
     for told in sorted({tier.advice(torch.device(run.device).type) for tier in tiers.values()} - {""}):
         yield f"tables.tier: {told}"
     if run.ssd is not None and not on_ssd:
