@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -643,9 +644,11 @@ def test_kill_at_a_hundred_points(wide: Path, tmp_path: Path, in_memory: dict[in
             for owner, name in CALLS[kind]:
                 patch.setattr(owner, name, getattr(owner, name))
             counter = count(kind)
+            begun = time.perf_counter()
             trainer(wide, tmp_path / kind, **FEW).fit()
+            took_s = time.perf_counter() - begun
         assert counter[0] > 20, kind
         points += [(kind, random.randrange(counter[0] // 3)) for _ in range(16)]
-    points += [("moment", random.randrange(1500)) for _ in range(20)]
+    points += [("moment", random.randrange(int(800 * took_s))) for _ in range(20)]  # a new process takes longer
     random.shuffle(points)
     kill(wide, tmp_path, in_memory, points)
