@@ -3,10 +3,11 @@
     python benchmarks/before_after.py CHECKOUT             # CHECKOUT against this one; its kernels must be built
     python benchmarks/before_after.py CHECKOUT --quick
 
-A process for each checkout builds the same case; they take turns of some milliseconds, so that both meet the same
-moments of a shared machine. Outputs are compared first: both must give the same sum. Printed are the median step and
-the ratio of neighbouring turns, after over before: above 1 is slower. Memory lies otherwise in every process, which
-moves a step by a tenth and more, so each case has five pairs of processes.
+A process for each checkout builds the same case; they take turns of some milliseconds, so that both
+meet the same moments of a shared machine. Outputs are compared first: both must give the same sum.
+Printed are the median step and the ratio of neighbouring turns, after over before: above 1 is
+slower. Memory lies otherwise in every process, which moves a step by a tenth and more, so each case
+has five pairs of processes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from _peers.targets import print_target
 
 HERE = Path(__file__).resolve().parents[1]
 GOAL = 1.03
@@ -48,7 +51,9 @@ def tables_step(name: str) -> Callable[[], float]:
     count, rows, dim, samples, most, mode = TABLES[name]
     keys = tuple(f"t{i}" for i in range(count))
     specs = [TableSpec(name=key, dim=dim, addressing=Direct(rows)) for key in keys]
-    made: Any = EmbeddingTables(specs, [Feature(name=key, table=key) for key in keys], seed=1, mode=mode)  # type: ignore[arg-type]
+    made: Any = EmbeddingTables(
+        specs, [Feature(name=key, table=key) for key in keys], seed=1, mode=mode
+    )  # type: ignore[arg-type]
     random = torch.Generator().manual_seed(0)
     values_N = (rows * torch.rand(count * samples * most, generator=random) ** 3).long()
     ids = KeyedJagged(keys=keys, values_N=values_N, lengths=torch.full((count * samples,), most))
@@ -68,26 +73,42 @@ def run_step(name: str, folder: Path) -> Callable[[], float]:
     from sparrow import data
 
     try:
+        from sparrow.apps.generate import generate
+    except ImportError:  # before it was an app
+        generate = data.generate  # type: ignore[attr-defined]
+    try:
         from sparrow.trained.run import Run
         from sparrow.training import Trainer
     except ImportError:  # before the rooms were made
         from sparrow.training import Run, Trainer  # type: ignore[attr-defined, no-redef]
     log = folder / "log.parquet"
-    data.generate(log, rows=40_000, users=2000, items=1000, seed=3, overwrite=True)
+    generate(log, rows=40_000, users=2000, items=1000, seed=3, overwrite=True)
     data.prepare([log], folder / "prepared", overwrite=True)
-    settings = {"model.name": RUNS[name], "data.batch_size": 2048, "run_dir": str(folder / "run"), "threads": 1}
+    settings = {
+        "model.name": RUNS[name],
+        "data.batch_size": 2048,
+        "run_dir": str(folder / "run"),
+        "threads": 1,
+    }
     trainer = Trainer(Run.of(folder / "prepared", settings))
     share = next(trainer.loader.shares())
 
     def step() -> float:
-        done = trainer.take_step([share], (False, False), lambda: None)
+        if hasattr(trainer, "callbacks"):
+            owner: Any = trainer.course if hasattr(trainer, "course") else trainer
+            done = owner.take_step([share], 0, (False, False))
+        else:  # before the callbacks had one protocol
+            old: Any = trainer
+            done = old.take_step([share], (False, False), lambda: None)
         return float(done.losses[0])
 
     return step
 
 
 def child(name: str, folder: Path) -> None:
-    """Build a case, then take a turn of so many steps for each line that comes in; say its seconds and last result."""
+    """Build a case, then take a turn of so many steps for each line that comes in; say its seconds
+    and last result.
+    """
     step = run_step(name, folder) if name in RUNS else tables_step(name)
     print(json.dumps([0.0, step()]), flush=True)
     for line in sys.stdin:
@@ -102,10 +123,24 @@ class Side:
 
     def __init__(self, checkout: Path, name: str, folder: Path) -> None:
         folder.mkdir()
-        command = [sys.executable, "-W", "ignore", __file__, "--child", name, "--folder", str(folder)]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            __file__,
+            "--child",
+            name,
+            "--folder",
+            str(folder),
+        ]
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         self.process = subprocess.Popen(
-            command, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.last = self._said()[1]
 
@@ -129,7 +164,9 @@ class Side:
 
 
 def pair(before: Path, name: str, seconds: float) -> tuple[list[tuple[float, float]], bool]:
-    """Seconds of a step in each turn of two new processes, before and after; whether their outputs are the same."""
+    """Seconds of a step in each turn of two new processes, before and after; whether their outputs
+    are the same.
+    """
     with tempfile.TemporaryDirectory() as work:
         sides = [Side(before, name, Path(work) / "before"), Side(HERE, name, Path(work) / "after")]
         same = sides[0].last == sides[1].last
@@ -149,7 +186,10 @@ def compare(before: Path, name: str, seconds: float) -> float:
     """The ratio of a case: the median over pairs of processes, as memory lies otherwise in each."""
     found = [pair(before, name, seconds / PAIRS) for _ in range(PAIRS)]
     each = sorted(statistics.median(b / a for a, b in times) for times, _ in found)
-    ms = [1e3 * statistics.median(of) for of in zip(*(t for times, _ in found for t in times), strict=True)]
+    ms = [
+        1e3 * statistics.median(of)
+        for of in zip(*(t for times, _ in found for t in times), strict=True)
+    ]
     same = all(same for _, same in found)
     ratio = statistics.median(each)
     told = f"{ratio:5.3f} ({each[0]:5.3f} - {each[-1]:5.3f})  {'same' if same else 'OTHER'}"
@@ -159,7 +199,9 @@ def compare(before: Path, name: str, seconds: float) -> float:
 
 def main() -> None:
     """Compare, or be one of the processes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("before", type=Path, nargs="?")
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--quick", action="store_true", help="3 seconds a case")
@@ -173,8 +215,11 @@ def main() -> None:
     if asked.before is None:
         parser.error("give the checkout to compare with")
     print(f"{'case':<28} {'before ms':>9} {'after ms':>9}   after / before (least - most)  outputs")
-    worst = max(compare(asked.before.resolve(), name, 3 if asked.quick else asked.seconds) for name in asked.cases)
-    print(f"TARGET slowest case after / before: {worst:.3f} (goal {GOAL}) {'met' if worst <= GOAL else 'missed'}")
+    worst = max(
+        compare(asked.before.resolve(), name, 3 if asked.quick else asked.seconds)
+        for name in asked.cases
+    )
+    print_target("slowest case after / before", f"{worst:.3f}", GOAL, worst <= GOAL)
 
 
 if __name__ == "__main__":

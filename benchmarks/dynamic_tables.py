@@ -5,16 +5,18 @@
     python benchmarks/dynamic_tables.py --quality GLOBO_REQUESTS.parquet --cells CELLS --picture OUT.png    # resumable
     python benchmarks/dynamic_tables.py --quick                                   # the same checks, under a minute
 
-Steps. A table of a million rows, one id a bag, batches of 4096, two threads: lookup, backward and update. The static
-table has as many rows, and is given rows where the dynamic one is given ids. Ids follow Zipf's law with exponent 1.05:
-as many as nearly all rows, and twice as many as there are rows. Globo's are its articles, in the order of the log.
-Ratios are of neighbouring turns. The module of torchrec (`MCHManagedCollisionModule`, where it is installed) maps the
-same ids, at the best of four eviction intervals. It maps alone; ours gives rows their first values too.
+Steps. A table of a million rows, one id a bag, batches of 4096, two threads: lookup, backward and
+update. The static table has as many rows, and is given rows where the dynamic one is given ids. Ids
+follow Zipf's law with exponent 1.05: as many as nearly all rows, and twice as many as there are
+rows. Globo's are its articles, in the order of the log. Ratios are of neighbouring turns. The
+module of torchrec (`MCHManagedCollisionModule`, where it is installed) maps the same ids, at the
+best of four eviction intervals. It maps alone; ours gives rows their first values too.
 
-Quality. DLRM and settings of `recipes/globo.toml` on Globo's log; every row is predicted before it is trained on, and
-the last fifth of the stream counts. Articles have a row each, in a vocabulary that knew the future; or a row each if
-the first fifth of the stream had them; or a dynamic table; or a hashed table of as many bytes. Each way has the best of
-three learning rates of tables. Seeds are paired.
+Quality. DLRM and settings of `recipes/globo.toml` on Globo's log; every row is predicted before it
+is trained on, and the last fifth of the stream counts. Articles have a row each, in a vocabulary
+that knew the future; or a row each if the first fifth of the stream had them; or a dynamic table;
+or a hashed table of as many bytes. Each way has the best of three learning rates of tables. Seeds
+are paired.
 """
 
 from __future__ import annotations
@@ -38,16 +40,18 @@ import numpy as np
 import torch
 from _peers.cells import kept
 from _peers.stats import paired, spread
+from _peers.tiny import sized
 from torch import Tensor
 
 from sparrow import data
+from sparrow.apps.generate import generate
 from sparrow.core import KeyedJagged
 from sparrow.core.memory import keep_freed_memory
-from sparrow.embeddings import Direct, EmbeddingTables, Feature, Numbering, TableSpec
-from sparrow.embeddings.addressing import dynamic
+from sparrow.embeddings import Direct, EmbeddingTables, Feature, Numbering, TableSpec, admission
 from sparrow.embeddings.addressing.learned import Map
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import OF_IDS
+from sparrow.extensions.dynamic_ids import addressing as dynamic
 from sparrow.features.schema import Schema, Split
 from sparrow.kernels import row_index
 from sparrow.trained.run import Run
@@ -68,19 +72,25 @@ TABLE, ROW = "article", 4 * 16 + 5  # bytes of a plain row of 16 numbers
 Ids = Callable[[int], Tensor]
 
 
-# -- steps ------------------------------------------------------------------------------------------------------------
+# -- steps -----------------------------------------------------------------------------------------
 
 
 def zipf(ids: int, seed: int = 0) -> Ids:
-    """Returns a function that draws ids 1 <= id <= `ids` by Zipf's law. Frequent ones are spread over the numbers."""
+    """Returns a function that draws ids 1 <= id <= `ids` by Zipf's law. Frequent ones are spread
+    over the numbers.
+    """
     random = np.random.default_rng(seed)
     weights = np.cumsum(1.0 / np.arange(1, ids + 1) ** 1.05)
     spread_over = random.permutation(ids) + 1
-    return lambda n: torch.from_numpy(spread_over[np.searchsorted(weights, random.random(n) * weights[-1])])
+    return lambda n: torch.from_numpy(
+        spread_over[np.searchsorted(weights, random.random(n) * weights[-1])]
+    )
 
 
 def of_log(log: Path) -> Ids:
-    """Returns a function that gives the articles of a prepared log in their order, and begins again at its end."""
+    """Returns a function that gives the articles of a prepared log in their order, and begins again
+    at its end.
+    """
     ids_N = torch.cat([batch.ids[TABLE].values_N for batch in data.open(log).loader(100_000)])
     at = iter(range(0, 1 << 62))
 
@@ -99,7 +109,9 @@ def tables(addressing: Any, dim: int) -> EmbeddingTables:
 
 def bags(ids_N: Tensor) -> KeyedJagged:
     """A batch of one id a bag."""
-    return KeyedJagged(keys=("f",), values_N=ids_N, lengths=torch.ones(len(ids_N), dtype=torch.int64))
+    return KeyedJagged(
+        keys=("f",), values_N=ids_N, lengths=torch.ones(len(ids_N), dtype=torch.int64)
+    )
 
 
 def step(of: EmbeddingTables, batch: KeyedJagged, up: Tensor) -> float:
@@ -111,9 +123,14 @@ def step(of: EmbeddingTables, batch: KeyedJagged, up: Tensor) -> float:
 
 def check(rows: int) -> None:
     """A dynamic table with room for all ids has the bits of one with a row for each."""
-    both = tables(dynamic.Config(rows=rows, bucket=rows).build(Numbering(rows)), 16), tables(Direct(rows), 16)
+    both = (
+        tables(dynamic.Config(rows=rows, bucket=rows).build(Numbering(rows)), 16),
+        tables(Direct(rows), 16),
+    )
     for seed in range(5):
-        batch = bags(torch.randint(0, rows, (BATCH,), generator=torch.Generator().manual_seed(seed)))
+        batch = bags(
+            torch.randint(0, rows, (BATCH,), generator=torch.Generator().manual_seed(seed))
+        )
         outputs = [of.pooled(batch) for of in both]
         assert torch.equal(*outputs), "a dynamic table differs from a table of all its ids"
         for out in outputs:
@@ -124,19 +141,25 @@ def check(rows: int) -> None:
 def compared(
     dim: int, ids: Ids, known: int, rows: int, turns: int, warm: int
 ) -> tuple[list[float], list[float], dict[str, int]]:
-    """Times of steps with the dynamic and the static table, turn by turn, and what became of ids."""
-    live, static = tables(dynamic.Config(rows=rows).build(Numbering(rows)), dim), tables(Direct(rows), dim)
+    """Times of steps with the dynamic and the static table, turn by turn, and what became of
+    ids.
+    """
+    live, static = (
+        tables(dynamic.Config(rows=rows).build(Numbering(rows)), dim),
+        tables(Direct(rows), dim),
+    )
     up = torch.ones(BATCH, dim)
-    for part_N in (torch.randperm(known) + 1).split(16 * BATCH):  # the table is full, where there are as many ids
+    # the table is full, where there are as many ids
+    for part_N in (torch.randperm(known) + 1).split(16 * BATCH):
         step(live, bags(part_N), torch.ones(len(part_N), dim))
     for _ in range(warm):
         step(live, bags(ids(16 * BATCH)), torch.ones(16 * BATCH, dim))
     batches = [ids(BATCH) for _ in range(turns)]
-    before, ours, theirs = dict(live.record("t").told), [], []
+    before, ours, theirs = live.record("t").id_counts.copy(), [], []
     for ids_N in batches:
         ours.append(step(live, bags(ids_N), up))
         theirs.append(step(static, bags(row_index.keys_of(ids_N) % rows), up))
-    told = {name: count - before[name] for name, count in live.record("t").told.items()}
+    told = {name: count - before[name] for name, count in live.record("t").id_counts.items()}
     return ours, theirs, told
 
 
@@ -149,44 +172,64 @@ def ratio_of(ours: list[float], theirs: list[float]) -> str:
 
 def steps(asked: argparse.Namespace, log: Path | None) -> None:
     """Times of steps."""
-    rows, turns, warm = (20_000, 12, 3) if asked.quick else (1_000_000, 400, 60)
+    rows, turns, warm = (
+        sized((20_000, 12, 3), (1_000, 2, 1)) if asked.quick else (1_000_000, 400, 60)
+    )
     check(rows // 10)
     counts = {"Zipf, ids fit": rows * 9 // 10, "Zipf, twice as many ids": 2 * rows}
     draws = {name: (zipf(count), count) for name, count in counts.items()}
     if log is not None:
         draws["Globo's articles"] = of_log(log), 0
-    print(f"\nsteps of {BATCH} ids, {rows:,} rows, {torch.get_num_threads()} threads: medians in us")
-    print(f"{'ids':<26}{'dim':>4}{'dynamic':>9}{'static':>8}  {'ratio, middle half':<22}{'admitted':>9}{'evicted':>9}")
+    print(
+        f"\nsteps of {BATCH} ids, {rows:,} rows, {torch.get_num_threads()} threads: medians in us"
+    )
+    print(
+        f"{'ids':<26}{'dim':>4}{'dynamic':>9}{'static':>8} "
+        f" {'ratio, middle half':<22}{'admitted':>9}{'evicted':>9}"
+    )
     for name, (ids, known) in draws.items():
         for dim in DIMS:
             ours, theirs, told = compared(dim, ids, known, rows, turns, warm)
             medians = [statistics.median(times) * 1e6 for times in (ours, theirs)]
             moves = [told[of] / turns for of in ("admitted", "evicted")]
             print(
-                f"{name:<26}{dim:>4}{medians[0]:>9.0f}{medians[1]:>8.0f}  {ratio_of(ours, theirs):<22}"
-                f"{moves[0]:>9.1f}{moves[1]:>9.1f}",
+                f"{name:<26}{dim:>4}{medians[0]:>9.0f}{medians[1]:>8.0f} "
+                f" {ratio_of(ours, theirs):<22}{moves[0]:>9.1f}{moves[1]:>9.1f}",
                 flush=True,
             )
     beside_torchrec(*draws["Zipf, twice as many ids"], rows, turns, warm)
-    whole_steps(2 if asked.quick else 9, 20_000 if asked.quick else 200_000)
+    whole_steps(sized(2, 1) if asked.quick else 9, sized(20_000, 1_000) if asked.quick else 200_000)
 
 
 def whole_steps(pairs: int, rows: int) -> None:
     """Examples a second of a DLRM with dynamic tables, over the same with a row for each id."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "made.parquet"
-        data.generate(made, rows=rows, users=rows // 4, items=rows // 8)
-        log = data.prepare([made], Path(folder) / "log", split=Split(by="time", valid=0, test=0)).out
+        generate(made, rows=rows, users=rows // 4, items=rows // 8)
+        log = data.prepare(
+            [made], Path(folder) / "log", split=Split(by="time", valid=0, test=0)
+        ).out
         times: dict[str, list[float]] = {"direct": [], "dynamic": []}
         for turn in range(pairs):
             for name in times:
-                changes = {"data.path": str(log), "run_dir": f"{folder}/{turn}{name}", "tables.addressing.name": name}
-                changes |= {"threads": torch.get_num_threads(), "log.tensorboard": False, "checkpoint.every": 10**6}
+                changes = {
+                    "data.path": str(log),
+                    "run_dir": f"{folder}/{turn}{name}",
+                    "tables.addressing.name": name,
+                }
+                changes |= {
+                    "threads": torch.get_num_threads(),
+                    "log.tensorboard": False,
+                    "checkpoint.every": 10**6,
+                }
                 trainer = Trainer(Run.load(RECIPES / "globo.toml", changes))
                 begin = time.perf_counter()
                 trainer.fit()
                 times[name].append(time.perf_counter() - begin)
-    print(f"a DLRM's run over one with a row for each id: {ratio_of(times['dynamic'], times['direct'])}")
+    print(
+        "a DLRM's run over one with a row for each id:"
+        f" {ratio_of(times['dynamic'], times['direct'])}"
+    )
 
 
 def beside_torchrec(ids: Ids, known: int, rows: int, turns: int, warm: int) -> None:
@@ -209,7 +252,9 @@ def beside_torchrec(ids: Ids, known: int, rows: int, turns: int, warm: int) -> N
             spent.append((time.perf_counter() - begin) / size * 1e9)
         found["Sparrow"] = statistics.mean(spent)
     for interval in (1, 10, 100, 1000) if turns > 100 else (1, 10):
-        module = MCHManagedCollisionModule(rows, torch.device("cpu"), LRU_EvictionPolicy(), interval)
+        module = MCHManagedCollisionModule(
+            rows, torch.device("cpu"), LRU_EvictionPolicy(), interval
+        )
         module.train()
         spent = []
         for _ in range(max(2 * interval, 6)):
@@ -223,61 +268,85 @@ def beside_torchrec(ids: Ids, known: int, rows: int, turns: int, warm: int) -> N
     print(f"torchrec's best over ours: {best / found['Sparrow']:.1f}")
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def drift(asked: argparse.Namespace) -> None:
     """Ids that drift through a table: when the first one leaves, and whether memory grows."""
-    rows, total = (50_000, 500_000) if asked.quick else (1_000_000, 50_000_000)
+    rows, total = (
+        sized((50_000, 500_000), (2_000, 20_000)) if asked.quick else (1_000_000, 50_000_000)
+    )
     of, held, first = tables(dynamic.Config(rows=rows).build(Numbering(rows)), 16), [], 0
     record, up = of.record("t"), torch.ones(1 << 16, 16)
     for low in range(0, total, 1 << 16):
         ids_N = torch.arange(low, min(low + (1 << 16), total)) + 1
         step(of, bags(ids_N), up[: len(ids_N)])
-        if not first and record.told["evicted"]:
-            first = record.told["admitted"] - record.told["evicted"]
+        if not first and record.id_counts["evicted"]:
+            first = record.id_counts["admitted"] - record.id_counts["evicted"]
         held.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     quarter = held[len(held) // 4]
-    print(f"{total:,} ids through {rows:,} rows: the first left when {first / rows:.1%} of the rows were in use")
     print(
-        f"memory at most {held[-1] / 1024:,.0f} MiB, {(held[-1] - quarter) / 1024:+.1f} MiB since a quarter of the ids"
+        f"{total:,} ids through {rows:,} rows: the first left when {first / rows:.1%} of the rows"
+        " were in use"
+    )
+    print(
+        f"memory at most {held[-1] / 1024:,.0f} MiB, {(held[-1] - quarter) / 1024:+.1f} MiB since a"
+        " quarter of the ids"
     )
     ids_R = record.index.ids_R
     wrong = int(((ids_R > 0) & (ids_R <= total - rows - (1 << 16))).sum())
     assert wrong < rows * 0.01, "rows belong to ids of long ago"
 
 
-# -- quality ----------------------------------------------------------------------------------------------------------
+# -- quality ---------------------------------------------------------------------------------------
 
 
 def state_stays() -> Any:
     """A row that is given to another id keeps what the rule kept, here alone."""
 
-    def begin(self: RowRecords, rows_L: Tensor, ids_L: Tensor) -> None:
-        state = {name: self.store.read(rows_L)[name].clone() for name in self.component.rule.fields(self.dim)}
-        whole(self, rows_L, ids_L)
-        self.store.write(rows_L, state)
+    def keep_state(record: RowRecords, rows_L: Tensor, ids_L: Tensor) -> None:
+        state = {
+            name: record.store.read(rows_L)[name].clone()
+            for name in record.component.rule.fields(record.dim)
+        }
+        begin_rows(record, rows_L, ids_L)
+        record.store.write(rows_L, state)
 
-    whole = RowRecords._begin_rows
-    return mock.patch.object(RowRecords, "_begin_rows", begin)
+    begin_rows = admission.begin_rows
+    return mock.patch.object(admission, "begin_rows", keep_state)
 
 
-def cell(log: Path, addressing: dict[str, Any], seed: int, keep: bool, rate: float) -> dict[str, float]:
+def cell(
+    log: Path, addressing: dict[str, Any], seed: int, keep: bool, rate: float
+) -> dict[str, float]:
     """One run: AUC and NE of the last fifth, share of lookups that found a row."""
     with tempfile.TemporaryDirectory() as folder, state_stays() if keep else nullcontext():
-        changes = {"data.path": str(log), "run_dir": folder, "seed": seed, "threads": 1, "log.tensorboard": False}
+        changes = {
+            "data.path": str(log),
+            "run_dir": folder,
+            "seed": seed,
+            "threads": 1,
+            "log.tensorboard": False,
+        }
         changes |= {"checkpoint.every": 10**6, "tables.rule.lr": rate}
         run = Run.load(
-            RECIPES / "globo.toml", changes | {"tables.overrides": [{"names": [TABLE], "addressing": addressing}]}
+            RECIPES / "globo.toml",
+            changes | {"tables.overrides": [{"names": [TABLE], "addressing": addressing}]},
         )
         results = Trainer(run).fit()
     assert results["stopped_by"] is None, "stopped by a signal"
-    last, ids = results["progressive"][-1], results["tables"]["ids"].get(TABLE)
-    return {"auc": last["auc"], "ne": last["ne"], "live": ids["live"] / ids["looked_up"] if ids else math.nan}
+    last, ids = results["progressive"][-1], results["tables"].get("ids", {}).get(TABLE)
+    return {
+        "auc": last["auc"],
+        "ne": last["ne"],
+        "live": ids["live"] / ids["looked_up"] if ids else math.nan,
+    }
 
 
 def first_fifth(log: Path, folder: Path) -> Path:
-    """A map that gives a row to each article of the first fifth of the stream, and one row to all others."""
+    """A map that gives a row to each article of the first fifth of the stream, and one row to all
+    others.
+    """
     opened = data.open(log)
     seen, rows = [], 0
     for batch in opened.loader(10_000):
@@ -296,7 +365,8 @@ def first_fifth(log: Path, folder: Path) -> Path:
 def quality(asked: argparse.Namespace, log: Path, work: Path) -> None:
     """AUC and NE of the last fifth of a log, each way of giving rows to articles."""
     sizes, rates = ((256,), RATES[1:2]) if asked.quick else (asked.sizes, RATES)
-    share = 1 + (sum(field.bytes_row for field in OF_IDS.values()) + 26) / ROW  # bytes of a row, of plain ones
+    # bytes of a row, of plain ones
+    share = 1 + (sum(field.bytes_row for field in OF_IDS.values()) + 26) / ROW
     ways: dict[str, dict[str, Any]] = {"all, known before": {"name": "direct"}}
     ways["those of the first fifth"] = {"name": "learned", "file": str(first_fifth(log, work))}
     for size in sizes:
@@ -314,13 +384,23 @@ def quality(asked: argparse.Namespace, log: Path, work: Path) -> None:
             place = f"{seed}-{rate}-{name.replace(' ', '_')}"
             one = kept(asked.cells or work, place, make, of=(told, fingerprint, rate))
             every.setdefault((name, rate), []).append(one)
-            print(f"{name}, rate {rate}, seed {seed}: AUC {one['auc']:.4f}", file=sys.stderr, flush=True)
-    best = {n: max(rates, key=lambda rate: statistics.mean(one["auc"] for one in every[n, rate])) for n in ways}
+            print(
+                f"{name}, rate {rate}, seed {seed}: AUC {one['auc']:.4f}",
+                file=sys.stderr,
+                flush=True,
+            )
+    best = {
+        n: max(rates, key=lambda rate: statistics.mean(one["auc"] for one in every[n, rate]))
+        for n in ways
+    }
     found = {name: every[name, best[name]] for name in ways}
     print(
-        f"\nGlobo, the last fifth of the stream, {len(seeds)} seeds: differences are paired, with their standard errors"
+        f"\nGlobo, the last fifth of the stream, {len(seeds)} seeds: differences are paired, with"
+        " their standard errors"
     )
-    print(f"{'articles':<30}{'rate':<6}{'AUC':<18}{'- all known':<20}{'- first fifth':<20}{'NE':<18}{'with a row':>10}")
+    print(
+        f"{'articles':<30}{'rate':<6}{'AUC':<18}{'- all known':<20}{'- first fifth':<20}{'NE':<18}{'with a row':>10}"
+    )
     base, early = (found[name] for name in list(ways)[:2])
     for name, of in found.items():
         auc = [one["auc"] for one in of]
@@ -342,7 +422,14 @@ def draw(to: Path, found: dict[str, list[dict[str, float]]], sizes: Sequence[int
     for way in [*POLICIES, "lru, state kept", "hashed, as many bytes"]:
         each = [[one["auc"] for one in found[f"{size:,} {way}"]] for size in sizes]
         errors = [statistics.stdev(auc) / len(auc) ** 0.5 if len(auc) > 1 else 0 for auc in each]
-        axis.errorbar(sizes, [statistics.mean(auc) for auc in each], errors, marker="o", markersize=3, label=way)
+        axis.errorbar(
+            sizes,
+            [statistics.mean(auc) for auc in each],
+            errors,
+            marker="o",
+            markersize=3,
+            label=way,
+        )
     for name, style in zip(list(found)[:2], ("--", ":"), strict=True):
         mean = statistics.mean(one["auc"] for one in found[name])
         axis.axhline(mean, linestyle=style, linewidth=1.2, color="gray", label=name)
@@ -363,8 +450,12 @@ def prepared(log: Path | None, work: Path) -> Iterator[Path]:
 
 def main() -> None:
     """What was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small, and all of it; the log of clicks is made")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small, and all of it; the log of clicks is made"
+    )
     parser.add_argument("--steps", action="store_true", help="times of steps")
     parser.add_argument("--globo", type=Path, help="Globo's log, for --steps")
     parser.add_argument("--drift", action="store_true", help="memory, where ids drift")
@@ -391,7 +482,9 @@ def main() -> None:
 def small(work: Path) -> Path:
     """A made log with the column of articles."""
     made = work / "small.parquet"
-    data.generate(made, rows=8000, users=500, items=600, categorical=2, numeric=2, history=0)
+    generate(
+        made, rows=sized(8000, 2000), users=500, items=600, categorical=2, numeric=2, history=0
+    )
     import pyarrow.parquet as pq
 
     table = pq.read_table(made)

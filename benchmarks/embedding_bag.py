@@ -3,12 +3,13 @@
     python benchmarks/embedding_bag.py           # 60 pooled points and 12 unpooled ones, under half an hour
     python benchmarks/embedding_bag.py --quick   # a few of them, under a minute, the same checks
 
-The peer is fbgemm-gpu-cpu 1.8.0 with torch 2.13.0 (how to install it: README.md beside this file); without it its
-columns stay empty. Both sides are used as their users use them: `EmbeddingTables` and
-`SplitTableBatchedEmbeddingBagsCodegen`, each with its checks of the ids, autograd and row-wise AdaGrad in the backward.
-Both have the same rows, ids and gradients, and their results are compared before anything is timed. Sides alternate,
-each running 20 ms (once at least) before the run that is timed, in a process that keeps freed memory (both gain by it).
-The id stream and the baskets of real logs come from the folder SPARROW_DATA; without it their points are left out.
+The peer is fbgemm-gpu-cpu 1.8.0 with torch 2.13.0 (how to install it: README.md beside this file);
+without it its columns stay empty. Both sides are used as their users use them: `EmbeddingTables`
+and `SplitTableBatchedEmbeddingBagsCodegen`, each with its checks of the ids, autograd and row-wise
+AdaGrad in the backward. Both have the same rows, ids and gradients, and their results are compared
+before anything is timed. Sides alternate, each running 20 ms (once at least) before the run that is
+timed, in a process that keeps freed memory (both gain by it). The id stream and the baskets of real
+logs come from the folder SPARROW_DATA; without it their points are left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from _peers.targets import print_target
+from _peers.tiny import TINY, sized
 from limits import bytes_last_level_cache, copy_gb_per_s, gather_gb_per_s
 from torch import Tensor
 
@@ -39,11 +42,15 @@ from sparrow.kernels.rules import rowwise_adagrad
 
 DATA = Path(os.environ.get("SPARROW_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RULE = rowwise_adagrad.Config(lr=0.01, eps=1e-8)
-BIG = int(1.25e9)  # bytes of all tables together where rows are "big": beyond the caches
+BIG = int(
+    sized(1.25e9, 1e6)
+)  # bytes of all tables together where rows are "big": beyond the caches
 
 
 class Point(NamedTuple):
-    """One row of the table. pooling: lookups per bag, or the lengths of retail baskets. ids: how they are drawn."""
+    """One row of the table. pooling: lookups per bag, or the lengths of retail baskets. ids: how
+    they are drawn.
+    """
 
     tables: int
     dim: int
@@ -55,11 +62,15 @@ class Point(NamedTuple):
     @property
     def rows_each(self) -> int:
         """Rows of one table."""
-        return BIG // (self.tables * self.dim * 4) if isinstance(self.rows, str) else self.rows
+        rows = BIG // (self.tables * self.dim * 4) if isinstance(self.rows, str) else self.rows
+        return sized(rows, min(rows, 1_000))
 
     def __str__(self) -> str:
         rows = f"{self.rows_each:.0e}".replace("e+0", "e")
-        return f"{self.tables:3} x {rows:>5} x {self.dim:<3} {self.batch:5} x {self.pooling:<6} {self.ids}"
+        return (
+            f"{self.tables:3} x {rows:>5} x {self.dim:<3} {self.batch:5} x {self.pooling:<6}"
+            f" {self.ids}"
+        )
 
 
 # Drawn once so that all pairs of values occur together where 6 GB allow it.
@@ -128,18 +139,22 @@ POOLED = [
         (200, 256, "retail", 256, 10_000, "uniform"),
     ]
 ]
-QUICK = [POOLED[i] for i in (0, 13, 18, 29, 38, 54)]
+QUICK = [POOLED[i] for i in sized((0, 13, 18, 29, 38, 54), (15, 38))]
 SEQUENCES = [
     Point(t, d, 1, n, r, ids)
-    for t, n in ((1, 65536), (8, 8192))
+    for t, n in ((1, sized(65536, 512)), (8, 8192))
     for d, r, ids in (
-        (16, 1_000_000, "uniform"), (64, 1_000_000, "uniform"), (64, 100_000, "zipf"), (64, 1_000_000, "globo"),
-        (128, 1_000_000, "zipf"), (256, 100_000, "uniform"),
+        (16, 1_000_000, "uniform"),
+        (64, 1_000_000, "uniform"),
+        (64, 100_000, "zipf"),
+        (64, 1_000_000, "globo"),
+        (128, 1_000_000, "zipf"),
+        (256, 100_000, "uniform"),
     )
-]  # fmt: skip
+]
 
 
-# -- real and drawn ids ------------------------------------------------------------------------------------------------
+# -- real and drawn ids ----------------------------------------------------------------------------
 
 
 class Logs:
@@ -181,19 +196,25 @@ def draw(point: Point, logs: Logs) -> KeyedJagged | None:
     elif point.ids == "zipf":
         values_N = zipf(count, rows, 1.05, random)
     elif logs.articles is not None:
-        values_N = logs.articles[(torch.arange(count) + 500_000) % len(logs.articles)] * 2_654_435_761 % rows
+        values_N = (
+            logs.articles[(torch.arange(count) + 500_000) % len(logs.articles)]
+            * 2_654_435_761
+            % rows
+        )
     else:
         return None
     keys = tuple(f"f{t}" for t in range(point.tables))
     return KeyedJagged(keys=keys, values_N=values_N, lengths=lengths)
 
 
-# -- the two sides -----------------------------------------------------------------------------------------------------
+# -- the two sides ---------------------------------------------------------------------------------
 
 
 @dataclass
 class Side:
-    """lookup: the vectors, in one tensor or one per feature. rows(t): weights and accumulators of a table."""
+    """lookup: the vectors, in one tensor or one per feature. rows(t): weights and accumulators of a
+    table.
+    """
 
     lookup: Callable[[], list[Tensor]]
     rows: Callable[[int], tuple[Tensor, Tensor]]
@@ -205,7 +226,10 @@ class Side:
 
 def ours(point: Point, ids: KeyedJagged, pooled: bool) -> Side:
     """Sparrow's tables."""
-    spec = [TableSpec(name=k, dim=point.dim, addressing=Direct(point.rows_each), rule=RULE) for k in ids.keys]
+    spec = [
+        TableSpec(name=k, dim=point.dim, addressing=Direct(point.rows_each), rule=RULE)
+        for k in ids.keys
+    ]
     features = [Feature(name=k, table=k, pooling="sum" if pooled else "none") for k in ids.keys]
     tables = EmbeddingTables(spec, features, seed=1)
 
@@ -214,16 +238,21 @@ def ours(point: Point, ids: KeyedJagged, pooled: bool) -> Side:
 
     def rows(t: int) -> tuple[Tensor, Tensor]:
         record = tables.record(ids.keys[t])
-        return record.weight, record.state["sum"]
+        return record.weight, record.fields["sum"]
 
     return Side(lookup, rows)
 
 
 def peer(point: Point, ids: KeyedJagged, pooled: bool, like: Side) -> Side | None:
-    """fbgemm's tables with the same rows, or None where it is not installed or cannot have this dim."""
+    """fbgemm's tables with the same rows, or None where it is not installed or cannot have this
+    dim.
+    """
     try:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+            EmbeddingLocation,
+            PoolingMode,
+        )
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
             ComputeDevice,
             SplitTableBatchedEmbeddingBagsCodegen,
@@ -234,9 +263,12 @@ def peer(point: Point, ids: KeyedJagged, pooled: bool, like: Side) -> Side | Non
         return None
     spec = (point.rows_each, point.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)
     tables: Any = SplitTableBatchedEmbeddingBagsCodegen(
-        [spec] * point.tables, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=RULE.lr, eps=RULE.eps,
+        [spec] * point.tables,
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=RULE.lr,
+        eps=RULE.eps,
         pooling_mode=PoolingMode.SUM if pooled else PoolingMode.NONE,
-    )  # fmt: skip
+    )
     weights = tables.split_embedding_weights()
     for t, weight in enumerate(weights):
         weight.copy_(like.rows(t)[0])
@@ -256,7 +288,7 @@ def check(one: Side, two: Side, grad: Tensor, tables: int) -> None:
             torch.testing.assert_close(a.flatten(), b.flatten(), rtol=1e-3, atol=1e-5)
 
 
-# -- timing ------------------------------------------------------------------------------------------------------------
+# -- timing ----------------------------------------------------------------------------------------
 
 
 class Times(NamedTuple):
@@ -270,8 +302,10 @@ class Times(NamedTuple):
 
 
 def clock(before: Callable[[], Any], work: Callable[[Any], object]) -> float:
-    """Milliseconds of `work(before())` without `before`, after 20 ms of such calls (one at least), as when training."""
-    warm = time.perf_counter() + 0.02
+    """Milliseconds of `work(before())` without `before`, after 20 ms of such calls (one at least),
+    as when training.
+    """
+    warm = time.perf_counter() + sized(0.02, 0)
     while True:
         given = before()
         begin = time.perf_counter()
@@ -280,23 +314,32 @@ def clock(before: Callable[[], Any], work: Callable[[Any], object]) -> float:
             return (time.perf_counter() - begin) * 1e3
 
 
-def compare(mine: Callable[[], float], theirs: Callable[[], float] | None, budget_s: float) -> Times:
+def compare(
+    mine: Callable[[], float], theirs: Callable[[], float] | None, budget_s: float
+) -> Times:
     """Alternating clocked runs, at least five pairs and as many as fit into the time, up to 40."""
     pairs: list[tuple[float, float]] = []
     begin = time.perf_counter()
-    while len(pairs) < 5 or (time.perf_counter() - begin < budget_s and len(pairs) < 40):
+    while len(pairs) < sized(5, 1) or (time.perf_counter() - begin < budget_s and len(pairs) < 40):
         if len(pairs) % 2 and theirs:
             pairs.append((theirs(), mine())[::-1])  # type: ignore[arg-type]
         else:
             pairs.append((mine(), theirs() if theirs else math.nan))
-    medians = [statistics.median(side) for side in zip(*pairs, strict=True)]
     ratios = sorted(b / a for a, b in pairs)
-    return Times(*medians, statistics.median(ratios), ratios[len(ratios) // 4], ratios[len(ratios) * 3 // 4])
+    return Times(
+        statistics.median(a for a, _ in pairs),
+        statistics.median(b for _, b in pairs),
+        statistics.median(ratios),
+        ratios[len(ratios) // 4],
+        ratios[len(ratios) * 3 // 4],
+    )
 
 
 @dataclass
 class Result:
-    """What one point gave. The shares are limit / time; a sequence's step_share refers to copying its bytes."""
+    """What one point gave. The shares are limit / time; a sequence's step_share refers to copying
+    its bytes.
+    """
 
     point: Point
     unique: float  # unique ids / lookups
@@ -308,8 +351,9 @@ class Result:
 
 
 def limits_ms(result: Result, ids: KeyedJagged, unique: int, vectors: int) -> tuple[float, float]:
-    """(forward, backward with update) at this machine's limits: table rows at the bandwidth of random rows, all else
-    (ids, vectors and their gradients, in the order in which they lie) at that of a copy. NaN where it was not measured.
+    """(forward, backward with update) at this machine's limits: table rows at the bandwidth of
+    random rows, all else (ids, vectors and their gradients, in the order in which they lie) at that
+    of a copy. NaN where it was not measured.
     """
     dim, lookups, row = result.point.dim, ids.values_N.numel(), 4 * result.point.dim
     random, copied = gather_gb_per_s(dim, min(result.bytes_tables, 2 * BIG)), copy_gb_per_s()
@@ -358,11 +402,11 @@ def run(point: Point, logs: Logs, budget_s: float, pooled: bool = True) -> Resul
     return result
 
 
-# -- showing -----------------------------------------------------------------------------------------------------------
+# -- showing ---------------------------------------------------------------------------------------
 
 HEAD = (
-    "tables x rows x dim  batch x pooling ids | unique | forward ms ours  peer  ratio | step ms ours   peer  ratio"
-    " (quartiles)  | share of limit: forward step"
+    "tables x rows x dim  batch x pooling ids | unique | forward ms ours  peer  ratio | step ms"
+    " ours   peer  ratio (quartiles)  | share of limit: forward step"
 )
 
 
@@ -376,9 +420,10 @@ def line(r: Result) -> str:
     f, s = r.forward, r.step
     spread = f"({s.low:5.1f}-{s.high:5.1f})" if s.ratio == s.ratio else " " * 13
     return (
-        f"{r.point!s:40} | {r.unique:6.2f} | {f.ours:9.2f} {number(f.peer, '9.2f')} {number(f.ratio, '6.2f')} | "
-        f"{s.ours:9.2f} {number(s.peer, '9.2f')} {number(s.ratio, '6.2f')} {spread} | "
-        f"{number(100 * r.forward_share, '4.0f')} % {number(100 * r.step_share, '4.0f')} %"
+        f"{r.point!s:40} | {r.unique:6.2f} | {f.ours:9.2f} {number(f.peer, '9.2f')}"
+        f" {number(f.ratio, '6.2f')} | {s.ours:9.2f} {number(s.peer, '9.2f')}"
+        f" {number(s.ratio, '6.2f')} {spread} | {number(100 * r.forward_share, '4.0f')} %"
+        f" {number(100 * r.step_share, '4.0f')} %"
     )
 
 
@@ -390,7 +435,7 @@ def geometric_mean(values: list[float]) -> float:
 def target(name: str, value: float, goal: float) -> None:
     """One line per target, as every benchmark ends."""
     if not math.isnan(value):
-        print(f"TARGET {name}: {value:.2f} (goal {goal}) {'met' if value >= goal else 'missed'}")
+        print_target(name, f"{value:.2f}", goal, value >= goal)
 
 
 def targets(pooled: list[Result], sequences: list[Result]) -> None:
@@ -399,20 +444,40 @@ def targets(pooled: list[Result], sequences: list[Result]) -> None:
     if with_peer:
         spread = [r.step.ratio for r in with_peer if r.unique >= 0.3]
         target("step against fbgemm, lowest", min(r.step.ratio for r in with_peer), 1.0)
-        target("step against fbgemm, lowest where unique ids / lookups >= 0.3", min(spread, default=math.nan), 2.0)
-        target("step against fbgemm, geometric mean", geometric_mean([r.step.ratio for r in with_peer]), 3.0)
+        target(
+            "step against fbgemm, lowest where unique ids / lookups >= 0.3",
+            min(spread, default=math.nan),
+            2.0,
+        )
+        target(
+            "step against fbgemm, geometric mean",
+            geometric_mean([r.step.ratio for r in with_peer]),
+            3.0,
+        )
         target("forward against fbgemm, lowest", min(r.forward.ratio for r in with_peer), 0.95)
-    beyond = [r for r in pooled if r.bytes_tables > bytes_last_level_cache() and not math.isnan(r.step_share)]
-    beyond = [r for r in beyond if r.point.ids == "uniform"]  # of skewed ids the caches hold the most
+    beyond = [
+        r
+        for r in pooled
+        if r.bytes_tables > bytes_last_level_cache() and not math.isnan(r.step_share)
+    ]
+    # of skewed ids the caches hold the most
+    beyond = [r for r in beyond if r.point.ids == "uniform"]
     if beyond:
-        for name, shares in (("forward", [r.forward_share for r in beyond]), ("step", [r.step_share for r in beyond])):
+        for name, shares in (
+            ("forward", [r.forward_share for r in beyond]),
+            ("step", [r.step_share for r in beyond]),
+        ):
             place = f"share of limit, uniform ids beyond the caches, {name}"
             target(f"{place}, median", statistics.median(shares), 0.7)
             target(f"{place}, lowest", min(shares), 0.7)
     ratios = [r.step.ratio for r in sequences if not math.isnan(r.step.ratio)]
     target("sequence backward against fbgemm, geometric mean", geometric_mean(ratios), 5.0)
     wide = [r.step_share for r in sequences if r.point.dim >= 64 and not math.isnan(r.step_share)]
-    target("sequence backward, share of copy bandwidth at dim >= 64, lowest", min(wide, default=math.nan), 0.6)
+    target(
+        "sequence backward, share of copy bandwidth at dim >= 64, lowest",
+        min(wide, default=math.nan),
+        0.6,
+    )
 
 
 def picture(pooled: list[Result], path: Path) -> None:
@@ -429,7 +494,11 @@ def picture(pooled: list[Result], path: Path) -> None:
             some = [r for r in pooled if r.point.tables == tables]
             times = [r.forward if ax is axes[0] else r.step for r in some]
             ax.scatter(
-                [r.unique for r in some], [t.ratio for t in times], color=colour, label=f"{tables} table(s)", s=22
+                [r.unique for r in some],
+                [t.ratio for t in times],
+                color=colour,
+                label=f"{tables} table(s)",
+                s=22,
             )
         ax.axhline(1, color="black", linewidth=0.8)
         ax.set(yscale="log", yticks=(1, 1.5, 2, 3, 5, 10, 20), title=title)
@@ -451,17 +520,36 @@ def peer_version() -> str:
 
 def tested() -> bool:
     """Whether the operator's own tests pass here."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/kernels"]
-    return subprocess.run(command, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL).returncode == 0
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "tests/kernels/embedding_bag",
+    ]
+    return (
+        subprocess.run(command, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL).returncode
+        == 0
+    )
 
 
 def all_runs(points: list[Point], logs: Logs, budget_s: float, pooled: bool) -> Iterator[Result]:
     """Each result as it comes, printed."""
-    print(f"\n{'pooled (sum)' if pooled else 'sequences (unpooled); step is backward and update alone'}\n{HEAD}")
+    print(
+        f"\n{'pooled (sum)' if pooled else 'sequences (unpooled); step is backward and update alone'}\n{HEAD}"
+    )
     for point in points:
         result = run(point, logs, budget_s, pooled)
         print(
-            f"{point!s:40} | left out: its log is not in SPARROW_DATA" if result is None else line(result), flush=True
+            (
+                f"{point!s:40} | left out: its log is not in SPARROW_DATA"
+                if result is None
+                else line(result)
+            ),
+            flush=True,
         )
         if result is not None:
             yield result
@@ -469,28 +557,36 @@ def all_runs(points: list[Point], logs: Logs, budget_s: float, pooled: bool) -> 
 
 def main() -> None:
     """Measure, print, and with --picture draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a few points, under a minute")
     parser.add_argument("--picture", type=Path, help="write the ratios as a picture")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both sides (all)")
+    parser.add_argument(
+        "--threads", type=int, default=sized(os.cpu_count(), 1), help="of both sides (all)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     if missing():
         sys.exit(f"{missing()}: run `make setup`")
-    if not tested():
-        sys.exit("the operator's tests fail (pytest tests/kernels): no speed is printed")
+    if not TINY and not tested():
+        sys.exit(
+            "the operator's tests fail (pytest tests/kernels/embedding_bag): no speed is printed"
+        )
     from sparrow.kernels.embedding_bag import cpp
 
     copied = copy_gb_per_s()
     print(
-        f"torch {torch.__version__}, fbgemm {peer_version()}, {options.threads} threads, {cpp.processor()} loops, "
-        f"last-level cache {bytes_last_level_cache() >> 20} MiB, copy {copied or math.nan:.1f} GB/s; "
-        "ratios are peer / ours"
+        f"torch {torch.__version__}, fbgemm {peer_version()}, {options.threads} threads,"
+        f" {cpp.processor()} loops, last-level cache {bytes_last_level_cache() >> 20} MiB, copy"
+        f" {copied or math.nan:.1f} GB/s; ratios are peer / ours"
     )
-    logs, budget_s = Logs(), 0.3 if options.quick else 1.5
+    logs, budget_s = Logs(), sized(0.3, 0.0) if options.quick else 1.5
     pooled = list(all_runs(QUICK if options.quick else POOLED, logs, budget_s, pooled=True))
-    sequences = list(all_runs(SEQUENCES[:2] if options.quick else SEQUENCES, logs, budget_s, pooled=False))
+    sequences = list(
+        all_runs(SEQUENCES[:2] if options.quick else SEQUENCES, logs, budget_s, pooled=False)
+    )
     print()
     targets(pooled, sequences)
     if options.picture:

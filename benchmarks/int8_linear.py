@@ -1,19 +1,22 @@
-"""Products of int8 beside other int8 products and fp32: layers of one shape, and the products of a DCNv2.
+"""Products of int8 beside other int8 products and fp32: layers of one shape, and the products of a
+DCNv2.
 
     python benchmarks/int8_linear.py              # under three minutes
     python benchmarks/int8_linear.py --threads 2
     python benchmarks/int8_linear.py --quick      # under a minute, the same checks
 
-Sides: `F.linear` in fp32; `torch._int_mm`, and oneDNN's product of torch's quantised linear layers; onnxruntime's
-dynamic int8 with a scale for each channel; ours with static scales and with those of each row. Ours and onnxruntime's
-quantise x, multiply and add the bias. `_int_mm` and oneDNN "alone" are given the codes: the product, oneDNN's with
-bias. "Whole" adds what is missing, in torch's operators. The whole numbers are compared before anything is timed.
+Sides: `F.linear` in fp32; `torch._int_mm`, and oneDNN's product of torch's quantised linear layers;
+onnxruntime's dynamic int8 with a scale for each channel; ours with static scales and with those of
+each row. Ours and onnxruntime's quantise x, multiply and add the bias. `_int_mm` and oneDNN "alone"
+are given the codes: the product, oneDNN's with bias. "Whole" adds what is missing, in torch's
+operators. The whole numbers are compared before anything is timed.
 
-DCNv2 is three cross layers of 624 and, beside them, 512 and 256 hidden units. Its last product, of one output, is fp32
-on all sides. Sides take turns of some milliseconds. Printed are medians in microseconds, and the median ratio of
-neighbouring turns to ours with static scales, with quartiles: above 1 ours is faster. One thread is timed by the
-processor's time, which does not count when other programs run. With more threads a turn is one call, by the clock, and
-what is printed of a side is its fastest turn: a thread that waits for a core holds up the others.
+DCNv2 is three cross layers of 624 and, beside them, 512 and 256 hidden units. Its last product, of
+one output, is fp32 on all sides. Sides take turns of some milliseconds. Printed are medians in
+microseconds, and the median ratio of neighbouring turns to ours with static scales, with quartiles:
+above 1 ours is faster. One thread is timed by the processor's time, which does not count when other
+programs run. With more threads a turn is one call, by the clock, and what is printed of a side is
+its fastest turn: a thread that waits for a core holds up the others.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _peers.tiny import sized
 from _peers.turns import TURN_S, turns
 from embedding_bag import target
 from row_formats import processor
@@ -49,7 +53,7 @@ PORTABLE_MACS = 1 << 24  # a processor without vector products takes too long fo
 Ways = dict[str, Callable[[], Any]]
 
 
-# -- one layer ---------------------------------------------------------------------------------------------------------
+# -- one layer -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -65,8 +69,16 @@ class Layer:
     def drawn(cls, rows: int, inputs: int, outputs: int) -> Layer:
         """Activations that are cut at 4 standard deviations, a weight and a bias."""
         random = torch.Generator().manual_seed(1)
-        x_BI, weight_OI = torch.randn(rows, inputs, generator=random), torch.randn(outputs, inputs, generator=random)
-        return cls(x_BI, weight_OI / math.sqrt(inputs), torch.randn(outputs, generator=random), Static.of(-4.0, 4.0))
+        x_BI, weight_OI = (
+            torch.randn(rows, inputs, generator=random),
+            torch.randn(outputs, inputs, generator=random),
+        )
+        return cls(
+            x_BI,
+            weight_OI / math.sqrt(inputs),
+            torch.randn(outputs, generator=random),
+            Static.of(-4.0, 4.0),
+        )
 
     def codes(self, less: int = 0) -> Tensor:
         """Of x, whole numbers of 0 to 255 [B, I], less a number."""
@@ -114,18 +126,32 @@ def layer_ways(layer: Layer) -> Ways:
 
     def onednn(codes_BI: Tensor) -> Tensor:
         out_BO: Tensor = pointwise(
-            codes_BI, static.scale, static.zero, theirs, weight.scale_O, zeros_O, layer.bias_O, 1.0, 0, torch.float32,
-            "none", [], "",
-        )  # fmt: skip
+            codes_BI,
+            static.scale,
+            static.zero,
+            theirs,
+            weight.scale_O,
+            zeros_O,
+            layer.bias_O,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
         return out_BO
 
     ways["oneDNN alone"] = lambda: onednn(codes_BI)
     ways["oneDNN whole"] = lambda: onednn(layer.codes().to(torch.uint8))
-    assert all(torch.allclose(ways[f"oneDNN {what}"](), floats_BO, rtol=1e-4, atol=1e-4) for what in ("alone", "whole"))
+    assert all(
+        torch.allclose(ways[f"oneDNN {what}"](), floats_BO, rtol=1e-4, atol=1e-4)
+        for what in ("alone", "whole")
+    )
     return ways
 
 
-# -- the products of a DCNv2 -------------------------------------------------------------------------------------------
+# -- the products of a DCNv2 -----------------------------------------------------------------------
 
 
 def stack_weights() -> list[tuple[Tensor, Tensor]]:
@@ -134,7 +160,8 @@ def stack_weights() -> list[tuple[Tensor, Tensor]]:
     deep = [*zip((WIDTH, *DEEP), DEEP, strict=False)]
     shapes = [(WIDTH, WIDTH)] * CROSSES + deep + [(WIDTH + DEEP[-1], 1)]
     return [
-        (torch.randn(o, i, generator=random) / math.sqrt(i), torch.randn(o, generator=random) * 0.1) for i, o in shapes
+        (torch.randn(o, i, generator=random) / math.sqrt(i), torch.randn(o, generator=random) * 0.1)
+        for i, o in shapes
     ]
 
 
@@ -151,7 +178,9 @@ def eager(weights: Sequence[tuple[Tensor, Tensor]], x0_BI: Tensor) -> Tensor:
 class Ours:
     """The same in int8; static scales are those of the given rows."""
 
-    def __init__(self, weights: Sequence[tuple[Tensor, Tensor]], x0_BI: Tensor, is_static: bool) -> None:
+    def __init__(
+        self, weights: Sequence[tuple[Tensor, Tensor]], x0_BI: Tensor, is_static: bool
+    ) -> None:
         self.crosses = [(packed(quantised(weight)), bias) for weight, bias in weights[:CROSSES]]
         self.deep = [packed(quantised(weight), bias) for weight, bias in weights[CROSSES:-1]]
         self.last = weights[-1]
@@ -204,13 +233,17 @@ def onnx_file(weights: Sequence[tuple[Tensor, Tensor]], path: Path) -> None:
     out = linear_node(len(weights) - 1, "all")
     kind = onnx.TensorProto.FLOAT
     inputs = [helper.make_tensor_value_info("x0", kind, ["B", WIDTH])]
-    graph = helper.make_graph(nodes, "dcnv2", inputs, [helper.make_tensor_value_info(out, kind, ["B", 1])], constants)
+    graph = helper.make_graph(
+        nodes, "dcnv2", inputs, [helper.make_tensor_value_info(out, kind, ["B", 1])], constants
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(model)
     onnx.save(model, path)
 
 
-def onnx_ways(weights: Sequence[tuple[Tensor, Tensor]], x0_BI: Tensor, folder: Path, threads: int) -> Ways:
+def onnx_ways(
+    weights: Sequence[tuple[Tensor, Tensor]], x0_BI: Tensor, folder: Path, threads: int
+) -> Ways:
     """Onnxruntime's fp32 and its dynamic int8; empty with a reason where it is not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime")):
         print("onnxruntime is left out: `pip install onnx onnxruntime`")
@@ -228,7 +261,9 @@ def onnx_ways(weights: Sequence[tuple[Tensor, Tensor]], x0_BI: Tensor, folder: P
     options.intra_op_num_threads = threads
     ways: Ways = {}
     for name in ("fp32", "int8"):
-        session = onnxruntime.InferenceSession(folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"]
+        )
         feed = {"x0": x0_BI.numpy()}
         ways[f"onnxruntime {name}"] = lambda session=session, feed=feed: session.run(None, feed)[0]
     return ways
@@ -236,7 +271,10 @@ def onnx_ways(weights: Sequence[tuple[Tensor, Tensor]], x0_BI: Tensor, folder: P
 
 def stack_ways(rows: int, folder: Path, threads: int) -> Ways:
     """What is timed of the DCNv2's products; results are compared."""
-    weights, x0_BI = stack_weights(), torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(3))
+    weights, x0_BI = (
+        stack_weights(),
+        torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(3)),
+    )
     static, by_row = Ours(weights, x0_BI, True), Ours(weights, x0_BI, False)
     ways: Ways = {
         "ours static": lambda: static(x0_BI),
@@ -252,7 +290,7 @@ def stack_ways(rows: int, folder: Path, threads: int) -> Ways:
     return ways
 
 
-# -- timing ------------------------------------------------------------------------------------------------------------
+# -- timing ----------------------------------------------------------------------------------------
 
 
 def measured(what: str, ways: Ways, seconds: float, threads: int) -> dict[str, float]:
@@ -273,7 +311,9 @@ def measured(what: str, ways: Ways, seconds: float, threads: int) -> dict[str, f
 
 def main() -> None:
     """Measure, and say which goals are met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="less time a point, the same checks")
     parser.add_argument("--threads", type=int, default=1, help="of every side")
     options = parser.parse_args()
@@ -281,10 +321,11 @@ def main() -> None:
     keep_freed_memory()  # as a program that serves does at its start
     if missing():
         sys.exit(f"{missing()}: run `make setup`")
-    seconds = 2.0 if options.quick else 20.0
+    seconds = sized(2.0, 0.0) if options.quick else 20.0
     print(
-        f"{processor()}, {torch.ops.sparrow.int8_processor('best')} products; torch {torch.__version__}, "
-        f"{options.threads} threads; microseconds, and times ours static (quartiles)"
+        f"{processor()}, {torch.ops.sparrow.int8_processor('best')} products; torch"
+        f" {torch.__version__}, {options.threads} threads; microseconds, and times ours static"
+        " (quartiles)"
     )
     layers, stacks = {}, {}
     with torch.inference_mode():

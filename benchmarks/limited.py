@@ -1,4 +1,6 @@
-"""Runs a function in a process of its own, with limits of memory and of a device's reads and writes (cgroup v1)."""
+"""Runs a function in a process of its own, with limits of memory and of a device's reads and writes
+(cgroup v1).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def device_of(folder: Path) -> str:
     return f"{os.major(number)}:{os.minor(number)}"
 
 
-def _inside(groups: list[Path], answer: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _inside(
+    groups: list[Path], answer: Any, work: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     for path in groups:
         (path / "cgroup.procs").write_text(str(os.getpid()))
     answer.send(work(*args))
@@ -41,7 +45,8 @@ def limited(groups: list[Path], work: Callable[..., Any], *args: Any) -> Any:
     """Returns what work(*args) returns in a new process within some groups.
 
     Raises:
-        RuntimeError: when it ends without an answer, as one does that needs more memory than it may have.
+        RuntimeError: when it ends without an answer, as one does that needs more memory than it may
+            have.
     """
     mine, its = multiprocessing.Pipe()
     process = multiprocessing.Process(target=_inside, args=(groups, its, work, args))
@@ -56,7 +61,9 @@ def limited(groups: list[Path], work: Callable[..., Any], *args: Any) -> Any:
     return found
 
 
-def _stands(groups: list[Path], asked: Any, made: Callable[..., Callable[..., Any]], args: tuple[Any, ...]) -> None:
+def _stands(
+    groups: list[Path], asked: Any, made: Callable[..., Callable[..., Any]], args: tuple[Any, ...]
+) -> None:
     for path in groups:
         (path / "cgroup.procs").write_text(str(os.getpid()))
     answer = made(*args)
@@ -66,7 +73,9 @@ def _stands(groups: list[Path], asked: Any, made: Callable[..., Callable[..., An
 
 
 @contextmanager
-def standing(groups: list[Path], made: Callable[..., Callable[..., Any]], *args: Any) -> Iterator[Callable[..., Any]]:
+def standing(
+    groups: list[Path], made: Callable[..., Callable[..., Any]], *args: Any
+) -> Iterator[Callable[..., Any]]:
     """A function that answers in a new process within some groups: what made(*args) returns there.
 
     Raises:

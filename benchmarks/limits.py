@@ -1,4 +1,6 @@
-"""This machine's limits, measured: bandwidth of reading rows at random and of copying, on all threads."""
+"""This machine's limits, measured: bandwidth of reading rows at random and of copying, on all
+threads.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from _peers.tiny import sized
 
 from sparrow.core.pages import empty_rows
 
@@ -23,7 +26,17 @@ def _library() -> ctypes.CDLL | None:
     """The loops of limits.c, or None without a C compiler."""
     folder = tempfile.mkdtemp()
     source, library = Path(__file__).with_name("limits.c"), f"{folder}/limits.so"
-    command = ["cc", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC", str(source), "-o", library]
+    command = [
+        "cc",
+        "-O3",
+        "-march=native",
+        "-ffast-math",
+        "-shared",
+        "-fPIC",
+        str(source),
+        "-o",
+        library,
+    ]
     try:
         subprocess.run(command, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -37,10 +50,12 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _seconds(work: Callable[[int], object]) -> float:
-    """Median time of `work(thread)` on all threads at once; ctypes lets go of the interpreter while it runs."""
+    """Median time of `work(thread)` on all threads at once; ctypes lets go of the interpreter while
+    it runs.
+    """
     threads, times = torch.get_num_threads(), []
     with ThreadPoolExecutor(threads) as pool:
-        for _ in range(7):
+        for _ in range(sized(7, 2)):
             begin = time.perf_counter()
             list(pool.map(work, range(threads)))
             times.append(time.perf_counter() - begin)
@@ -54,7 +69,7 @@ def gather_gb_per_s(dim: int, bytes_tables: int) -> float | None:
     if library is None:
         return None
     rows = empty_rows(max(1, bytes_tables // (4 * dim)), dim).fill_(1.0)
-    slots = torch.randint(0, len(rows), (max(1 << 17, (256 << 20) // (4 * dim)),))
+    slots = torch.randint(0, len(rows), (sized(max(1 << 17, (256 << 20) // (4 * dim)), 1 << 10),))
     part = len(slots) // torch.get_num_threads()
 
     def work(thread: int) -> None:
@@ -69,7 +84,7 @@ def copy_gb_per_s() -> float | None:
     library = _library()
     if library is None:
         return None
-    size = 512 << 20
+    size = sized(512 << 20, 1 << 20)
     one, two = (empty_rows(size, dtype=torch.uint8).fill_(1) for _ in range(2))
     part = size // torch.get_num_threads()
 

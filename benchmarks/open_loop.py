@@ -1,14 +1,17 @@
-"""An open-loop load generator for HTTP: a request is sent when it is due, whether or not others have been answered.
+"""An open-loop load generator for HTTP: a request is sent when it is due, whether or not others
+have been answered.
 
     python benchmarks/open_loop.py    # what rate it reaches against a server that does nothing
 
-`drive` runs it as a process of its own, which imports numpy and nothing else. Latency counts from when a request was
-due, so a server that stalls is seen by all requests that came due meanwhile (Tene, "How NOT to measure latency"). The
-requests are bytes that were made before. Connections are kept alive, and more are opened when none is free. A request
-that finds none free, because `connections` of them wait for answers, is sent later and counts from when it was due.
+`drive` runs it as a process of its own, which imports numpy and nothing else. Latency counts from
+when a request was due, so a server that stalls is seen by all requests that came due meanwhile
+(Tene, "How NOT to measure latency"). The requests are bytes that were made before. Connections are
+kept alive, and more are opened when none is free. A request that finds none free, because
+`connections` of them wait for answers, is sent later and counts from when it was due.
 
-Of an answer, status and length are read while the load runs. Different bodies are kept once for each request, so that
-all of them can be checked afterwards. How late the generator itself was, and its share of a core, are in the outcome.
+Of an answer, status and length are read while the load runs. Different bodies are kept once for
+each request, so that all of them can be checked afterwards. How late the generator itself was, and
+its share of a core, are in the outcome.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class Load:
         which: which of `requests` it is, int [N].
         connections: the most that are open.
         opened: how many of them are from the start.
-        patience_s: how long after it was due a client waits for an answer. Then it closes the connection.
+        patience_s: how long after it was due a client waits for an answer. Then it closes the
+            connection.
     """
 
     port: int
@@ -61,7 +65,8 @@ class Load:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What became of N requests. Times are those of `time.perf_counter`, in seconds; NaN where there is none.
+    """What became of N requests. Times are those of `time.perf_counter`, in seconds; NaN where
+    there is none.
 
     Args:
         due_s, sent_s, done_s: float64 [N].
@@ -70,7 +75,8 @@ class Outcome:
         answers: which request, and a body that came for it.
         late_s: how late the generator was with those that found a connection free, float64.
         waited: requests that found none free.
-        again: requests that were sent once more, because the server had just closed an idle connection.
+        again: requests that were sent once more, because the server had just closed an idle
+            connection.
         core: CPU time of the generator over the time of the load.
     """
 
@@ -113,8 +119,14 @@ class Outcome:
     def counts(self) -> str:
         """Returns how many had each status, in words, when not all had 200."""
         of = Counter(self.status.tolist())
-        named = {status: of.pop(status, 0) for status in (200, 429, 503)} | {"other": sum(of.values())}
-        return "" if named[200] == len(self.status) else ", ".join(f"{n} x {s}" for s, n in named.items() if n)
+        named = {status: of.pop(status, 0) for status in (200, 429, 503)} | {
+            "other": sum(of.values())
+        }
+        return (
+            ""
+            if named[200] == len(self.status)
+            else ", ".join(f"{n} x {s}" for s, n in named.items() if n)
+        )
 
 
 def poisson(rate: float, count: int, seed: int = 0) -> Any:
@@ -124,8 +136,15 @@ def poisson(rate: float, count: int, seed: int = 0) -> Any:
 
 def http(path: str, body: bytes, headers: dict[str, str] | None = None) -> bytes:
     """Returns a POST."""
-    told = {"Host": "127.0.0.1", "Content-Type": "application/json", **(headers or {}), "Content-Length": len(body)}
-    return (f"POST {path} HTTP/1.1\r\n" + "".join(f"{n}: {v}\r\n" for n, v in told.items()) + "\r\n").encode() + body
+    told = {
+        "Host": "127.0.0.1",
+        "Content-Type": "application/json",
+        **(headers or {}),
+        "Content-Length": len(body),
+    }
+    return (
+        f"POST {path} HTTP/1.1\r\n" + "".join(f"{n}: {v}\r\n" for n, v in told.items()) + "\r\n"
+    ).encode() + body
 
 
 def drive(load: Load) -> Outcome:
@@ -137,12 +156,14 @@ def drive(load: Load) -> Outcome:
     return Outcome(**pickle.loads(done.stdout))
 
 
-# -- the process ------------------------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """index: of the request that it carries, -1 for none. rest: what is still to be sent. got: of the answer."""
+    """index: of the request that it carries, -1 for none. rest: what is still to be sent. got: of
+    the answer.
+    """
 
     socket: socket.socket
     index: int = -1
@@ -159,7 +180,8 @@ class _Generator:
         self.sent_s, self.done_s, self.status = [np.nan] * count, [np.nan] * count, [0] * count
         self.answer, self.late_s = [-1] * count, [0.0] * 0
         self.answers: list[tuple[int, bytes]] = []
-        self.last: list[tuple[bytes, int]] = [(b"", -1)] * len(load.requests)  # of each request: body, index
+        # of each request: body, index
+        self.last: list[tuple[bytes, int]] = [(b"", -1)] * len(load.requests)
         self.seen: list[dict[bytes, int]] = [{} for _ in load.requests]
         self.waiting: deque[int] = deque()
         self.sent: deque[tuple[int, _Connection]] = deque()
@@ -189,30 +211,42 @@ class _Generator:
                 self._send(waiting.popleft())
             left = due[at] - clock() if at < count else 0.1
             if left > 0:
-                select.select([self.poll], [], [], left)  # in microseconds, where epoll's own wait is in milliseconds
+                # in microseconds, where epoll's own wait is in milliseconds
+                select.select([self.poll], [], [], left)
             for number, event in self.poll.poll(0, 64):
                 if number in self.open:
                     self._ready(self.open[number], event)
         core = (time.process_time() - cpu) / (clock() - begun + _AHEAD_S)
-        lists = {name: np.array(getattr(self, name)) for name in ("sent_s", "done_s", "status", "answer", "late_s")}
+        lists = {
+            name: np.array(getattr(self, name))
+            for name in ("sent_s", "done_s", "status", "answer", "late_s")
+        }
         return Outcome(
-            due_s=np.array(due), answers=self.answers, waited=self.waited, again=self.again, core=core, **lists
+            due_s=np.array(due),
+            answers=self.answers,
+            waited=self.waited,
+            again=self.again,
+            core=core,
+            **lists,
         )
 
-    # -- connections ----------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     def _connect(self) -> _Connection:
         made = _Connection(socket.socket())
         made.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         made.socket.setblocking(False)
-        made.socket.connect_ex(("127.0.0.1", self.load.port))  # what is sent before it is connected waits
+        # what is sent before it is connected waits
+        made.socket.connect_ex(("127.0.0.1", self.load.port))
         self.open[made.socket.fileno()] = made
         self.poll.register(made.socket.fileno(), _READ)
         return made
 
     def _give_up(self, before: float) -> None:
-        """Close connections of requests that were due before a time, and forget those that were not sent."""
+        """Close connections of requests that were due before a time, and forget those that were not
+        sent.
+        """
         while self.sent and self.due[self.sent[0][0]] < before:
             index, one = self.sent.popleft()
             if one.index == index:
@@ -277,7 +311,9 @@ class _Generator:
         self._ends(index, int(data[9:12]), data[head + 4 :])
 
     def _lost(self, one: _Connection) -> None:
-        """The server has closed a connection. As clients do, try another when it was an idle one and nothing came."""
+        """The server has closed a connection. As clients do, try another when it was an idle one
+        and nothing came.
+        """
         number = one.socket.fileno()
         if number >= 0:
             self.poll.unregister(number)
@@ -321,7 +357,7 @@ def _sent() -> None:
     sys.stdout.buffer.write(pickle.dumps(vars(outcome)))
 
 
-# -- what it reaches --------------------------------------------------------------------------------------------------
+# -- what it reaches -------------------------------------------------------------------------------
 
 _NOTHING = """
 import asyncio
@@ -345,28 +381,44 @@ loops.run(main())
 
 
 def main() -> None:
-    """Print lateness and CPU at some rates, against a server that reads a request and answers two bytes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sent", action="store_true", help="send the load that standard input has; for `drive`")
+    """Print lateness and CPU at some rates, against a server that reads a request and answers two
+    bytes.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sent", action="store_true", help="send the load that standard input has; for `drive`"
+    )
     if parser.parse_args().sent:
         _sent()
         return
-    for size, rates in ((1_000, (1_000, 4_000, 8_000, 12_000, 16_000)), (80_000, (500, 1_000, 2_000, 4_000))):
+    for size, rates in (
+        (1_000, (1_000, 4_000, 8_000, 12_000, 16_000)),
+        (80_000, (500, 1_000, 2_000, 4_000)),
+    ):
         request = http("/", b"x" * size)
         server = subprocess.Popen(
-            [sys.executable, "-c", _NOTHING.replace("SIZE", str(len(request)))], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", _NOTHING.replace("SIZE", str(len(request)))],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             assert server.stdout is not None
             port = int(server.stdout.readline())
             for rate in rates:
                 due_s = poisson(rate, rate * 2)
-                found = drive(Load(port=port, requests=[request], due_s=due_s, which=np.zeros(len(due_s), int)))
+                found = drive(
+                    Load(
+                        port=port, requests=[request], due_s=due_s, which=np.zeros(len(due_s), int)
+                    )
+                )
                 p50, p99 = np.percentile(found.ms, [50, 99])
                 done = len(found.ms) / found.seconds
                 print(
-                    f"{size:6} bytes, {rate:6,} requests/s: {done:8,.0f} answered, p50 {p50:.2f} p99 {p99:.2f} ms; "
-                    f"late by {found.late_ms:.2f} ms (p99), {found.core:.2f} of a core"
+                    f"{size:6} bytes, {rate:6,} requests/s: {done:8,.0f} answered, p50 {p50:.2f}"
+                    f" p99 {p99:.2f} ms; late by {found.late_ms:.2f} ms (p99), {found.core:.2f} of"
+                    " a core"
                 )
         finally:
             server.terminate()

@@ -1,13 +1,15 @@
-"""Real logs, from the raw file to a trained model with nothing said but where the file is: quality, time, memory.
+"""Real logs, from the raw file to a trained model with nothing said but where the file is: quality,
+time, memory.
 
     python benchmarks/real_data.py --data DIR           # every set, under half an hour
     python benchmarks/real_data.py --data DIR --quick   # the small ones, under a minute
 
-Each set goes through `sparrow prepare` (the schema is inferred), `sparrow train` (a run of defaults) and `sparrow
-evaluate --split test`, in processes of their own; a set that is not in DIR is left out with the reason. Rows/s prepared
-is all rows over the wall time of `prepare`, examples/s those of the training loop in its later half. Memory is the
-largest proportional set size (PSS) of the process tree in a second pass, in which nothing is timed. What no
-model can learn from is no quality: Open Bandit's test part has a handful of clicks, Criteo's 800 rows.
+Each set goes through `sparrow prepare` (the schema is inferred), `sparrow train` (a run of
+defaults) and `sparrow evaluate --split test`, in processes of their own; a set that is not in DIR
+is left out with the reason. Rows/s prepared is all rows over the wall time of `prepare`, examples/s
+those of the training loop in its later half. Memory is the largest proportional set size (PSS) of
+the process tree in a second pass, in which nothing is timed. What no model can learn from is no
+quality: Open Bandit's test part has a handful of clicks, Criteo's 800 rows.
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ from typing import Any
 
 from _peers import process
 from _peers.raw_logs import SETS, RawLog
+from _peers.targets import print_target
 
 QUICK = ("criteo", "ml_100k", "open_bandit")
-COLUMNS = "prepared rows/s | trained examples/s |   AUC  |  GAUC  |   NE   | wall s | MB prepare, train"
+COLUMNS = (
+    "prepared rows/s | trained examples/s |   AUC  |  GAUC  |   NE   | wall s | MB prepare, train"
+)
 HEAD = f"{'':12} | {'rows':>9} | {COLUMNS}"
 
 
@@ -61,16 +66,21 @@ def measure(log: RawLog, work: Path) -> dict[str, Any]:
 
 def line(name: str, found: dict[str, Any], made: str) -> str:
     """One row of the table."""
-    quality = " | ".join("      " if math.isnan(found[m]) else f"{found[m]:.4f}" for m in ("auc", "gauc", "ne"))
+    quality = " | ".join(
+        "      " if math.isnan(found[m]) else f"{found[m]:.4f}" for m in ("auc", "gauc", "ne")
+    )
     return (
-        f"{name:12} | {found['rows']:9,} | {found['prepared_per_s']:15,.0f} | {found['trained_per_s']:18,.0f} | "
-        f"{quality} | {found['wall_s']:6.1f} | {found['megabytes'][0]:6.0f}, {found['megabytes'][1]:6.0f} | {made}"
+        f"{name:12} | {found['rows']:9,} | {found['prepared_per_s']:15,.0f} |"
+        f" {found['trained_per_s']:18,.0f} | {quality} | {found['wall_s']:6.1f} |"
+        f" {found['megabytes'][0]:6.0f}, {found['megabytes'][1]:6.0f} | {made}"
     )
 
 
 def main() -> None:
     """One row a set."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="the folder of real sets")
     parser.add_argument("--only", nargs="*", choices=tuple(SETS), help="these sets")
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} alone")
@@ -90,7 +100,7 @@ def main() -> None:
     print()
     for name, found in learned.items():
         met = found["ne"] < 1
-        print(f"TARGET {name}, test NE of the defaults: {found['ne']:.4f} (goal below 1) {'met' if met else 'missed'}")
+        print_target(f"{name}, test NE of the defaults", f"{found['ne']:.4f}", "below 1", met)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
-"""From a raw request to scores: a model folder's scorer beside `Restored.score_rows`, which goes through Arrow.
+"""From a raw request to scores: a model folder's scorer beside `Restored.score_rows`, which goes
+through Arrow.
 
     python benchmarks/scorer.py              # five minutes
     python benchmarks/scorer.py --threads 2
     python benchmarks/scorer.py --quick      # the DLRM alone, under a minute
 
-Each model is trained for some steps, exported and loaded; what it weighs does not matter for time. Before anything is
-timed, scores of both ways are compared. Then the ways take turns of some milliseconds, with the same rows:
-`score_rows` of a table, `score` of a list of dicts, `rank` of a user with her candidates. What of `score` is encoding,
-lookup and the rest is timed apart. Printed are medians in microseconds with their quartiles, and the median ratio of
-neighbouring turns. Then the products of DCNv2 of `vs_fuxictr.py` are timed alone, after its lookups, with the same
-inputs: as a stack of torch's layers, as the same stack in onnxruntime, as the model that we serve, and as that model
-when every second column is a user's. With one thread that is its CPU time, since other programs change it less. Last, a
-model with 1 GB of tables is loaded by fresh processes: the time to the first answer, and the memory of four of them at
-once (PSS).
+Each model is trained for some steps, exported and loaded; what it weighs does not matter for time.
+Before anything is timed, scores of both ways are compared. Then the ways take turns of some
+milliseconds, with the same rows: `score_rows` of a table, `score` of a list of dicts, `rank` of a
+user with her candidates. What of `score` is encoding, lookup and the rest is timed apart. Printed
+are medians in microseconds with their quartiles, and the median ratio of neighbouring turns. Then
+the products of DCNv2 of `vs_fuxictr.py` are timed alone, after its lookups, with the same inputs:
+as a stack of torch's layers, as the same stack in onnxruntime, as the model that we serve, and as
+that model when every second column is a user's. With one thread that is its CPU time, since other
+programs change it less. Last, a model with 1 GB of tables is loaded by fresh processes: the time to
+the first answer, and the memory of four of them at once (PSS).
 """
 
 from __future__ import annotations
@@ -33,10 +35,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from _peers import products
+from _peers.targets import print_target
+from _peers.tiny import sized
 from _peers.turns import turns
 from row_formats import processor
 
 from sparrow import data
+from sparrow.apps.generate import generate
 from sparrow.core.memory import keep_freed_memory
 from sparrow.embeddings import TableChoices
 from sparrow.embeddings.choices import Override
@@ -49,12 +54,15 @@ from sparrow.trained.scorer import Restored, restore
 from sparrow.training import train
 
 SIZES = (1, 100, 500)
-OF_USER = {"user", "history", "num_0", "num_1", "num_2", "cat_0", "cat_1", "cat_2", "cat_3"}  # half of the columns
+# half of the columns
+OF_USER = {"user", "history", "num_0", "num_1", "num_2", "cat_0", "cat_1", "cat_2", "cat_3"}
 MODELS: dict[str, Any] = {
     "dlrm (demo)": dlrm.Config(dim=16, bottom=(64,), top=(128, 64)),
     "dcnv2 (vs_fuxictr)": dcnv2.Config(dim=16, cross_layers=3, deep=(512, 256)),
     "din": din.Config(dim=16),
-    "dlrm, history read": dlrm.Config(dim=16, bottom=(64,), top=(128, 64), history=History(lists=("history",))),
+    "dlrm, history read": dlrm.Config(
+        dim=16, bottom=(64,), top=(128, 64), history=History(lists=("history",))
+    ),
 }
 CLOSE = 1e-6
 BIG_ROWS = 15_600_000  # of 16 numbers: 1 GB
@@ -66,13 +74,18 @@ def made(
     """A model of the generated log, as its run and as its folder."""
     log, prepared = folder / "log.parquet", folder / "prepared"
     if not log.exists():
-        data.generate(log, rows=rows, seed=7)
+        generate(log, rows=rows, seed=7)
         data.prepare([log], prepared)
     place = folder / name.replace(" ", "_")
     run = Run(
-        run_dir=str(place / "run"), data=Data(path=str(prepared), batch_size=1024), model=config, threads=1,
-        tables=tables or TableChoices(), loop=Loop(max_steps=30), log=Log(tensorboard=False),
-    )  # fmt: skip
+        run_dir=str(place / "run"),
+        data=Data(path=str(prepared), batch_size=1024),
+        model=config,
+        threads=1,
+        tables=tables or TableChoices(),
+        loop=Loop(max_steps=30),
+        log=Log(tensorboard=False),
+    )
     train(run)
     export(place / "run", place / "model", [log])
     return restore(place / "run"), load(place / "model")
@@ -89,17 +102,23 @@ def ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
 
-def measure(name: str, run: Restored, scorer: Scorer, table: Any, seconds: float) -> dict[tuple[int, str], float]:
+def measure(
+    name: str, run: Restored, scorer: Scorer, table: Any, seconds: float
+) -> dict[tuple[int, str], float]:
     """One model: compare, then time. Returns ratios and nanoseconds a value."""
     sources = list(scorer.encoder.sources)
     rows = table.select(sources).to_pylist()
-    values = sum(len(v) if isinstance(v, list) else 1 for row in rows for v in row.values()) / len(rows)
+    values = sum(len(v) if isinstance(v, list) else 1 for row in rows for v in row.values()) / len(
+        rows
+    )
     of_user = {column for column in sources if column in OF_USER}
     user = {column: rows[0][column] for column in of_user}
     found = {}
     for size in SIZES:
         some = rows[:size]
-        candidates = [{column: v for column, v in row.items() if column not in of_user} for row in some]
+        candidates = [
+            {column: v for column, v in row.items() if column not in of_user} for row in some
+        ]
         crossed = [user | row for row in candidates]
         assert np.abs(scorer.score(some) - run.score_rows(table.slice(0, size))).max() <= CLOSE
         assert np.abs(scorer.rank(user, candidates) - scorer.score(crossed)).max() <= CLOSE
@@ -123,8 +142,8 @@ def measure(name: str, run: Restored, scorer: Scorer, table: Any, seconds: float
             found[size, way] = ratio(taken["score_rows"], taken[way])
         found[size, "ns"] = 1e3 * statistics.median(taken["encode"]) / (size * values)
         print(
-            f"{'':20} {'':8} score_rows / score {found[size, 'score']:.1f}, / rank {found[size, 'rank']:.1f}; "
-            f"encoding {found[size, 'ns']:.0f} ns a value"
+            f"{'':20} {'':8} score_rows / score {found[size, 'score']:.1f}, / rank"
+            f" {found[size, 'rank']:.1f}; encoding {found[size, 'ns']:.0f} ns a value"
         )
     return found
 
@@ -141,8 +160,9 @@ def measure_products(model: DCNv2, threads: int, seconds: float) -> dict[str, fl
         peer = None
     (written, folded), shared = products.multiply_adds(model)
     print(
-        f"products of DCNv2: {written:,} multiply-adds a row as its paper writes it, {folded:,} with folded vectors of "
-        f"numbers; {shared:,} of these are for every second column: {folded / (folded - shared):.3f} times at most"
+        f"products of DCNv2: {written:,} multiply-adds a row as its paper writes it, {folded:,}"
+        f" with folded vectors of numbers; {shared:,} of these are for every second column:"
+        f" {folded / (folded - shared):.3f} times at most"
     )
     for rows in SIZES:
         dense_BC, ids_BX, whose = products.inputs(rows, users=1)
@@ -153,9 +173,12 @@ def measure_products(model: DCNv2, threads: int, seconds: float) -> dict[str, fl
         if rows > 1:
             ways["half a user's"] = products.ours(model, dense_BC, ids_BX, whose)
         want = np.asarray(ways["eager"]())
-        assert all(np.abs(np.asarray(way()) - want).max() <= 10 * CLOSE for way in ways.values())  # logits
+        # logits
+        assert all(np.abs(np.asarray(way()) - want).max() <= 10 * CLOSE for way in ways.values())
         taken = turns(ways, seconds, time.thread_time if threads == 1 else time.perf_counter)
-        print(f"{rows:5} rows  " + "  ".join(f"{way} {told(times)}" for way, times in taken.items()))
+        print(
+            f"{rows:5} rows  " + "  ".join(f"{way} {told(times)}" for way, times in taken.items())
+        )
         found |= {f"{way} {rows}": ratio(times, taken["ours"]) for way, times in taken.items()}
         if rows > 1:
             found[f"shared {rows}"] = ratio(taken["ours"], taken["half a user's"])
@@ -167,18 +190,14 @@ def tell_products(found: dict[str, float]) -> None:
     for rows in SIZES:
         if f"onnxruntime {rows}" in found:
             times = found[f"onnxruntime {rows}"]
-            print(
-                f"TARGET products of {rows} rows, onnxruntime over ours: {times:.2f} (goal 1) "
-                f"{'met' if times >= 1 else 'missed'}; eager over ours {found[f'eager {rows}']:.2f}"
-            )
+            figure = f"{times:.2f}, eager over ours {found[f'eager {rows}']:.2f}"
+            print_target(f"products of {rows} rows, onnxruntime over ours", figure, 1, times >= 1)
     for rows in SIZES[1:]:
         times, beside = found[f"shared {rows}"], ""
         if f"onnxruntime {rows}" in found:
-            beside = f"; onnxruntime over it {times * found[f'onnxruntime {rows}']:.2f}"
-        print(
-            f"TARGET products of {rows} rows, ours over half the columns a user's: {times:.2f} (goal 1.15) "
-            f"{'met' if times >= 1.15 else 'missed'}{beside}"
-        )
+            beside = f", onnxruntime over it {times * found[f'onnxruntime {rows}']:.2f}"
+        claim = f"products of {rows} rows, ours over half the columns a user's"
+        print_target(claim, f"{times:.2f}{beside}", 1.15, times >= 1.15)
 
 
 FIRST = """
@@ -203,8 +222,12 @@ def pss(pid: int) -> tuple[int, int]:
 
 
 def large(folder: Path, rows: int) -> tuple[float, float, float]:
-    """Seconds from `import torch` to the first answer; bytes of tables; bytes that four processes have together."""
-    choices = TableChoices(overrides=(Override(names=("user",), addressing={"name": "hashed", "rows": BIG_ROWS}),))
+    """Seconds from `import torch` to the first answer; bytes of tables; bytes that four processes
+    have together.
+    """
+    choices = TableChoices(
+        overrides=(Override(names=("user",), addressing={"name": "hashed", "rows": BIG_ROWS}),)
+    )
     _, scorer = made(folder, "large", MODELS["dlrm (demo)"], rows, choices)
     path, size = scorer.folder.path, scorer.folder.bytes
     del scorer
@@ -212,10 +235,14 @@ def large(folder: Path, rows: int) -> tuple[float, float, float]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     firsts = []
     for _ in range(3):
-        done = subprocess.run(command, input="\n", capture_output=True, text=True, check=True, env=environment)
+        done = subprocess.run(
+            command, input="\n", capture_output=True, text=True, check=True, env=environment
+        )
         firsts.append(float(done.stdout))
     four = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         for _ in range(4)
     ]
     try:
@@ -227,21 +254,27 @@ def large(folder: Path, rows: int) -> tuple[float, float, float]:
         for one in four:
             one.communicate("\n")
     print(
-        f"1 GB of tables ({size / 1e9:.2f} GB on disk): first answer {min(firsts):.2f} to {max(firsts):.2f} s after "
-        f"import torch; four processes have {together / 1e9:.2f} GB together"
+        f"1 GB of tables ({size / 1e9:.2f} GB on disk): first answer {min(firsts):.2f} to"
+        f" {max(firsts):.2f} s after import torch; four processes have {together / 1e9:.2f} GB"
+        " together"
     )
     return statistics.median(firsts), size, together
 
 
 def main() -> None:
     """Measure, and say which goals are met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="the DLRM alone, and no large tables")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     arguments = parser.parse_args()
     keep_freed_memory()  # as a program that serves does at its start
-    rows, seconds = (20_000, 1.0) if arguments.quick else (200_000, 12.0)
-    print(f"{processor()}; torch {torch.__version__}, {arguments.threads} threads; microseconds, median (quartiles)")
+    rows, seconds = (sized(20_000, 600), 1.0) if arguments.quick else (200_000, 12.0)
+    print(
+        f"{processor()}; torch {torch.__version__}, {arguments.threads} threads; microseconds,"
+        " median (quartiles)"
+    )
     found = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -256,15 +289,17 @@ def main() -> None:
     demo = found["dlrm (demo)"]
     one, many = demo[1, "score"], max(demo[500, "score"], demo[500, "rank"])
     ns = max(of[500, "ns"] for of in found.values())
-    print(f"TARGET 1 x 1, score_rows over score: {one:.1f} (goal 10) {'met' if one >= 10 else 'missed'}")
-    print(f"TARGET 1 x 500, score_rows over rank: {many:.1f} (goal 4) {'met' if many >= 4 else 'missed'}")
-    print(f"TARGET encoding 500 rows: {ns:.0f} ns a value (goal: under 100) {'met' if ns < 100 else 'missed'}")
+    print_target("1 x 1, score_rows over score", f"{one:.1f}", "10", one >= 10)
+    print_target("1 x 500, score_rows over rank", f"{many:.1f}", "4", many >= 4)
+    print_target("encoding 500 rows", f"{ns:.0f} ns a value", "under 100", ns < 100)
     tell_products(of_products)
     if first:
-        print(f"TARGET first answer of 1 GB: {first:.2f} s (goal 2) {'met' if first <= 2 else 'missed'}")
+        print_target("first answer of 1 GB", f"{first:.2f} s", "2", first <= 2)
         share = together / size
-        verdict = "met" if share < 2 else "missed"
-        print(f"TARGET four processes hold one copy: {share:.2f} times the folder (goal: below 2) {verdict}")
+        is_met = share < 2
+        print_target(
+            "four processes hold one copy", f"{share:.2f} times the folder", "below 2", is_met
+        )
 
 
 if __name__ == "__main__":

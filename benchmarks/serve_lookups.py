@@ -1,4 +1,6 @@
-"""Requests that carry ids, whose columns the service looks up; for `serve.py --cases curves redis`."""
+"""Requests that carry ids, whose columns the service looks up; for
+`serve.py --cases curves redis`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ SIZE, STALL_S = 100, 10.0
 
 
 def items(work: Work, name: str) -> dict[str, Any]:
-    """Returns the options of `sparrow serve` that have it look up candidates. The items are those of `Work.rows`.
+    """Returns the options of `sparrow serve` that have it look up candidates. The items are those
+    of `Work.rows`.
 
     Raises:
         SkippedError: when it has none.
@@ -46,11 +49,15 @@ def _without(row: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 def _of_items(number: int, one: Asked) -> bytes:
-    return http("/rank", json.dumps({"user": one.user, "candidates": {ITEM: one.candidates[ITEM]}}).encode())
+    return http(
+        "/rank", json.dumps({"user": one.user, "candidates": {ITEM: one.candidates[ITEM]}}).encode()
+    )
 
 
 def _of_users(number: int, one: Asked) -> bytes:
-    return http("/rank", json.dumps({"user": {USER: one.user[USER]}, "candidates": one.candidates}).encode())
+    return http(
+        "/rank", json.dumps({"user": {USER: one.user[USER]}, "candidates": one.candidates}).encode()
+    )
 
 
 IDS = Protocol(_of_items, PROTOCOLS["json"].told)
@@ -78,12 +85,15 @@ def _server() -> Iterator[tuple[str, int]]:
 
 
 def redis(work: Work) -> None:
-    """What a look-up of the user adds, and what requests notice when the server answers nothing for ten seconds."""
+    """What a look-up of the user adds, and what requests notice when the server answers nothing for
+    ten seconds.
+    """
     if "users" not in OFFERED:
         raise SkippedError("sparrow serve has no --users here")
     name = "dlrm"
     scorer, rows, _ = work.model(name)
-    some = list({one.user[USER]: one for one in asked(scorer, rows, SIZE, KINDS)}.values())  # a user once
+    # a user once
+    some = list({one.user[USER]: one for one in asked(scorer, rows, SIZE, KINDS)}.values())
     absent = [
         Asked(user, one.candidates, scorer.rank(user, one.candidates)[:, 0])
         for one in some
@@ -93,35 +103,63 @@ def redis(work: Work) -> None:
     with _server() as (address, pid):
         table = work.place / "users.parquet"
         pq.write_table(pa.Table.from_pylist([dict(one.user) for one in some]), table)
-        push = [sys.executable, "-m", "sparrow", "features", "push", str(table), "--to", address, "--key", USER]
+        push = [
+            sys.executable,
+            "-m",
+            "sparrow",
+            "features",
+            "push",
+            str(table),
+            "--to",
+            address,
+            "--key",
+            USER,
+        ]
         subprocess.run(push, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
         users = {"users": address, "user_key": USER}
         with sparrow(scorer.folder.path, work.log, **work.options) as server:
             plain = runner(server.port, some, PROTOCOLS["json"], checker(some, "json", CLOSE))
-            rate, _ = fastest(plain, work.limit(name), 500 / alone_ms(scorer, some), work.count(), work.probe_s)
+            rate, _ = fastest(
+                plain, work.limit(name), 500 / alone_ms(scorer, some), work.count(), work.probe_s
+            )
             if not rate:
                 raise SkippedError(f"no rate holds {work.limit(name):g} ms")
             rate /= 2
             with sparrow(scorer.folder.path, work.log, **work.options, **users) as other:
                 looking = runner(other.port, some, _USERS, lambda outcome: None)
                 looking(50.0, 50)  # its connections are made
-                found: dict[str, list[Any]] = {"all columns in the request": [], "the user looked up": []}
+                found: dict[str, list[Any]] = {
+                    "all columns in the request": [],
+                    "the user looked up": [],
+                }
                 for _ in range(3):
                     for run, outcomes in zip((plain, looking), found.values(), strict=True):
                         outcomes.append(run(rate, work.count()))
-                missing = [without(outcome, some, absent) for outcome in found["the user looked up"]]
+                missing = [
+                    without(outcome, some, absent) for outcome in found["the user looked up"]
+                ]
                 print(f"share of answers without the user's columns: {np.mean(missing):.2%}")
                 for what, outcomes in found.items():
-                    print(point(f"1 x {SIZE} at {rate:,.0f} requests/s, {what}", SIZE, outcomes[-1]))
+                    print(
+                        point(f"1 x {SIZE} at {rate:,.0f} requests/s, {what}", SIZE, outcomes[-1])
+                    )
                 for percent in (50, 99):
-                    one, two = ([np.percentile(o.ms, percent) for o in outcomes] for outcomes in found.values())
-                    print(f"a look-up adds {np.median(np.subtract(two, one)):.2f} ms to p{percent}", flush=True)
+                    one, two = (
+                        [np.percentile(o.ms, percent) for o in outcomes]
+                        for outcomes in found.values()
+                    )
+                    print(
+                        f"a look-up adds {np.median(np.subtract(two, one)):.2f} ms to p{percent}",
+                        flush=True,
+                    )
                 for is_stopped in (False, True):  # the stopped one does not come again
                     stalled(work, (other.port, pid), (some, absent), rate, is_stopped)
 
 
 def without(outcome: Outcome, some: list[Asked], absent: list[Asked]) -> float:
-    """Returns the share of answers with the scores of a user of whom nothing is known. Others are to be right."""
+    """Returns the share of answers with the scores of a user of whom nothing is known. Others are
+    to be right.
+    """
     is_absent = []
     for which, body in outcome.answers:
         scores_N = PROTOCOLS["json"].told(body).scores_N
@@ -132,7 +170,11 @@ def without(outcome: Outcome, some: list[Asked], absent: list[Asked]) -> float:
 
 
 def stalled(
-    work: Work, service: tuple[int, int], asked: tuple[list[Asked], list[Asked]], rate: float, is_stopped: bool
+    work: Work,
+    service: tuple[int, int],
+    asked: tuple[list[Asked], list[Asked]],
+    rate: float,
+    is_stopped: bool,
 ) -> None:
     """Have Redis answer nothing for some seconds, or end it."""
     (port, pid), seconds, shares = service, 2.0 if work.is_quick else STALL_S, list[float]()

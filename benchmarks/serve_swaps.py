@@ -1,4 +1,6 @@
-"""What requests notice when the model that answers is replaced; for `serve.py --cases swaps reloads`."""
+"""What requests notice when the model that answers is replaced; for
+`serve.py --cases swaps reloads`.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,15 @@ import pyarrow.parquet as pq
 from _peers.rank_requests import PROTOCOLS, Asked, asked, check
 from _peers.rank_service import Run, Server, SkippedError, fastest, meets, point, runner, sparrow
 from _peers.rank_work import CLOSE, KINDS, Work, alone_ms, checker
+from _peers.targets import print_target
 from open_loop import Outcome
 from serve_peers import CLOSE as CLOSE_TO_PEERS
 from serve_peers import PEERS, bundle, started
 
+from sparrow.apps.service.control import swap
 from sparrow.core.errors import UserError
 from sparrow.serving import load
 from sparrow.serving.export import export
-from sparrow.serving.service.control import swap
 from sparrow.trained.run import Run as Training
 from sparrow.training import train
 
@@ -34,7 +37,9 @@ NAME = "dlrm"
 
 
 class Swap(NamedTuple):
-    """When it was asked for and when it was done, by `time.perf_counter`, and the version that answers since."""
+    """When it was asked for and when it was done, by `time.perf_counter`, and the version that
+    answers since.
+    """
 
     begun: float
     done: float
@@ -70,7 +75,8 @@ class Beside:
     def _work(self, stop: threading.Event) -> None:
         begun, number = time.perf_counter(), 0
         while not stop.wait(max(begun + (number + 0.5) * self.every_s - time.perf_counter(), 0)):
-            self.pss.append((time.perf_counter() - begun, self.server.bytes_pss))  # the load alone has these too
+            # the load alone has these too
+            self.pss.append((time.perf_counter() - begun, self.server.bytes_pss))
             if self.act is not None:
                 at = time.perf_counter()
                 try:
@@ -82,21 +88,31 @@ class Beside:
     def told(self) -> str:
         """Returns memory over time in words."""
         every = max(len(self.pss) // 10, 1)
-        return "PSS " + ", ".join(f"{size / 1e6:,.0f} MB at {at:.0f} s" for at, size in self.pss[::every])
+        return "PSS " + ", ".join(
+            f"{size / 1e6:,.0f} MB at {at:.0f} s" for at, size in self.pss[::every]
+        )
 
     def growth(self) -> float:
-        """The share by which memory has grown after the first minute, by medians of six samples; -1 for none."""
+        """The share by which memory has grown after the first minute, by medians of six samples; -1
+        for none.
+        """
         after = [size for at, size in self.pss if at >= 60] or [0]
         return statistics.median(after[-6:]) / max(statistics.median(after[:6]), 1) - 1
 
 
 def delta(work: Work, base: Path) -> Path:
-    """Returns a delta of a folder, after five more steps. Half a thousand users have changed rows."""
+    """Returns a delta of a folder, after five more steps. Half a thousand users have changed
+    rows.
+    """
     out = base.parent / "delta"
     if not out.exists():
         run = Training.load(base.parent / "run" / "run.toml", {})
         more = replace(
-            run, run_dir=str(base.parent / "more"), init_from=run.run_dir, loop=replace(run.loop, max_steps=5), seed=9
+            run,
+            run_dir=str(base.parent / "more"),
+            init_from=run.run_dir,
+            loop=replace(run.loop, max_steps=5),
+            seed=9,
         )
         train(more, overwrite=True)
         export(base.parent / "more", out, [work.place / f"{NAME}.parquet"], base=[base])
@@ -104,10 +120,16 @@ def delta(work: Work, base: Path) -> Path:
 
 
 def folders(work: Work) -> list[tuple[str, Path]]:
-    """Returns what is swapped in, in turns: version and folder. The delta follows the folder before it."""
+    """Returns what is swapped in, in turns: version and folder. The delta follows the folder before
+    it.
+    """
     one, two = (work.folder(NAME, gb=work.gb, seed=seed) for seed in (0, 1))
     after = delta(work, one)
-    return [(load(two).folder.digest, two), (load(one).folder.digest, one), (load(one, [after]).folder.digest, after)]
+    return [
+        (load(two).folder.digest, two),
+        (load(one).folder.digest, one),
+        (load(one, [after]).folder.digest, after),
+    ]
 
 
 def bytes_of(folder: Path) -> int:
@@ -141,7 +163,10 @@ def swaps(work: Work) -> None:
             raise SkippedError(f"no rate holds {limit_ms:g} ms")
         print(f"{rate:,.0f} requests/s of {SIZE} candidates hold {limit_ms:g} ms")
         rate, before = quiet(server, run, SHARE * rate, (limit_ms, seconds, every_s))
-        print(point(f"{SHARE:.0%} of that for {seconds:.0f} s, without swaps", SIZE, before), flush=True)
+        print(
+            point(f"{SHARE:.0%} of that for {seconds:.0f} s, without swaps", SIZE, before),
+            flush=True,
+        )
 
         def act(number: int) -> str:
             version, folder = turns[number % len(turns)]
@@ -155,20 +180,28 @@ def swaps(work: Work) -> None:
     tell(before, during, beside, first[0])
 
 
-def quiet(server: Server, run: Run, rate: float, of: tuple[float, float, float]) -> tuple[float, Outcome]:
-    """Returns a rate that holds a limit for as long as is asked, and its outcome. It is lowered while it does not.
+def quiet(
+    server: Server, run: Run, rate: float, of: tuple[float, float, float]
+) -> tuple[float, Outcome]:
+    """Returns a rate that holds a limit for as long as is asked, and its outcome. It is lowered
+    while it does not.
 
     Half a minute comes first, so that a rate that is too high does not take minutes.
     """
     limit_ms, seconds, every_s = of
     for _ in range(6):
         for some in (30.0, seconds) if seconds > 60 else (seconds,):
-            outcome = Beside(server, None, every_s).during(lambda rate=rate, some=some: run(rate, round(rate * some)))
+            outcome = Beside(server, None, every_s).during(
+                lambda rate=rate, some=some: run(rate, round(rate * some))
+            )
             if not meets(outcome, limit_ms):
                 break
         else:
             return rate, outcome
-        print(point(f"{rate:,.0f} requests/s do not hold it for {some:.0f} s", SIZE, outcome), flush=True)
+        print(
+            point(f"{rate:,.0f} requests/s do not hold it for {some:.0f} s", SIZE, outcome),
+            flush=True,
+        )
         rate *= 0.85
     raise SkippedError(f"no rate holds {limit_ms:g} ms for {seconds:.0f} s")
 
@@ -177,27 +210,33 @@ def tell(before: Outcome, during: Outcome, beside: Beside, first: str) -> None:
     """Say what requests noticed of swaps."""
     taken = [one.done - one.begun for one in beside.swaps]
     if taken:
-        print(f"a swap takes {statistics.median(taken):.2f} s, {max(taken):.2f} at most; {beside.told()}")
+        print(
+            f"a swap takes {statistics.median(taken):.2f} s, {max(taken):.2f} at most;"
+            f" {beside.told()}"
+        )
     for error in beside.failed:
         print(f"a swap was refused: {error}")
     failed, old = int((during.status != 200).sum()), stale(during, beside.swaps, first)
-    verdict = "met" if not failed + len(beside.failed) else "missed"
-    print(f"TARGET failed requests: {failed} of {len(during.status)} (goal 0) {verdict}")
-    print("TARGET wrong scores: 0, each answer has those of the version that it names (goal 0) met")  # or check raised
-    print(
-        f"TARGET answers of a version that the command had said to be gone: {old} (goal 0) {'missed' if old else 'met'}"
-    )
+    is_met = not failed + len(beside.failed)
+    print_target("failed requests", f"{failed} of {len(during.status)}", 0, is_met)
+    # or check raised
+    print_target("wrong scores", "0, each answer has those of the version that it names", "0", True)
+    print_target("answers of a version that the command had said to be gone", old, "0", not old)
     for percent, goal in ((99, 1.5), (99.9, 2.0)):
         times = float(np.percentile(during.ms, percent) / np.percentile(before.ms, percent))
-        verdict = "met" if times <= goal else "missed"
-        print(f"TARGET p{percent:g} with swaps over that without: {times:.2f} (goal {goal:g}) {verdict}")
-    growth = beside.growth()
-    verdict = "too short to say" if growth == -1 else "met" if growth < 0.02 else "missed"
-    print(f"TARGET growth of PSS after the first minute: {growth:.1%} (goal: below 2 %) {verdict}", flush=True)
+        claim = f"p{percent:g} with swaps over that without"
+        print_target(claim, f"{times:.2f}", f"{goal:g}", times <= goal)
+    growth, claim = beside.growth(), "growth of PSS after the first minute"
+    if growth == -1:
+        print_target(claim, "too short to say", "below 2 %", None)
+    else:
+        print_target(claim, f"{growth:.1%}", "below 2 %", growth < 0.02)
 
 
 def stale(outcome: Outcome, done: Sequence[Swap], first: str) -> int:
-    """Returns how many requests that were sent after a swap had ended were answered by another version than it said."""
+    """Returns how many requests that were sent after a swap had ended were answered by another
+    version than it said.
+    """
     told = PROTOCOLS["json"].told
     of = np.array([told(body).version for _, body in outcome.answers] or [""])
     ends = np.array([one.done for one in done])
@@ -216,11 +255,13 @@ def stale(outcome: Outcome, done: Sequence[Swap], first: str) -> int:
     return wrong[True]
 
 
-# -- peers ------------------------------------------------------------------------------------------------------------
+# -- peers -----------------------------------------------------------------------------------------
 
 
 def reloads(work: Work) -> None:
-    """MLServer and Triton, which load the same model anew every ten seconds. Their answers name no version."""
+    """MLServer and Triton, which load the same model anew every ten seconds. Their answers name no
+    version.
+    """
     if work.peers is None:
         raise SkippedError("give --peers, a folder for their environments")
     folder, rows = work.folder(NAME, gb=work.gb), work.rows(NAME)
@@ -251,7 +292,9 @@ def reload(work: Work, peer: str, server: Server, some: list[Asked], ms: float) 
         if peer == "triton":  # it loads what has changed
             assert server.files is not None
             (server.files / "models" / "model" / "1" / "model.py").touch()
-        request = urllib.request.Request(address, json.dumps({}).encode(), {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            address, json.dumps({}).encode(), {"Content-Type": "application/json"}
+        )
         urllib.request.urlopen(request, timeout=120).read()
         return ""
 
@@ -265,9 +308,17 @@ def reload(work: Work, peer: str, server: Server, some: list[Asked], ms: float) 
         print(f"{peer}: a reload failed: {error}")
     taken = [one.done - one.begun for one in beside.swaps] or [float("nan")]
     times = [
-        float(np.percentile(during.ms, p) / np.percentile(before.ms, p)) if len(during.ms) else float("inf")
+        (
+            float(np.percentile(during.ms, p) / np.percentile(before.ms, p))
+            if len(during.ms)
+            else float("inf")
+        )
         for p in (99, 99.9)
     ]
     failed = int((during.status != 200).sum())
     told = f"p99 {times[0]:.2f} times, p99.9 {times[1]:.2f} times that without; {beside.told()}"
-    print(f"{peer}: a reload takes {statistics.median(taken):.2f} s; {failed} requests failed; {told}", flush=True)
+    print(
+        f"{peer}: a reload takes {statistics.median(taken):.2f} s; {failed} requests failed;"
+        f" {told}",
+        flush=True,
+    )

@@ -48,7 +48,9 @@ def trained(prepared: Path, folder: Path, is_on_ssd: bool, steps: int | None) ->
     run_dir = folder / f"run-{is_on_ssd}"
     shutil.rmtree(run_dir, ignore_errors=True)
     run = replace(run, run_dir=str(run_dir), data=replace(run.data, path=str(prepared)))
-    run = replace(run, loop=replace(run.loop, max_steps=steps), log=replace(run.log, tensorboard=False))
+    run = replace(
+        run, loop=replace(run.loop, max_steps=steps), log=replace(run.log, tensorboard=False)
+    )
     if is_on_ssd:
         user = Override(names=("user",), tier={"name": "ssd", "fraction": SHARE})
         tables = replace(run.tables, overrides=(*run.tables.overrides, user))
@@ -60,7 +62,12 @@ def trained(prepared: Path, folder: Path, is_on_ssd: bool, steps: int | None) ->
     per_s = statistics.median(line["examples_per_s"] for line in lines if line["event"] == "train")
     results = json.loads((run_dir / "results.json").read_text())
     learnt = {**digests(run_dir), "progressive": str(results["progressive"])}
-    return Trained(per_s=per_s, seconds=seconds, learnt=learnt, told=results["tables"].get("ssd", {}).get("user", {}))
+    return Trained(
+        per_s=per_s,
+        seconds=seconds,
+        learnt=learnt,
+        told=results["tables"].get("ssd", {}).get("user", {}),
+    )
 
 
 def digests(run_dir: Path) -> dict[str, str]:
@@ -70,7 +77,11 @@ def digests(run_dir: Path) -> dict[str, str]:
         for name, of in chunk.fields.items():
             digest = found.setdefault(f"{chunk.table} {name}", hashlib.sha256())
             digest.update(of.contiguous().view(torch.uint8).numpy().data)
-    parts = {name: of["sha256"] for name, of in saved.files.items() if "table" not in of and "newer" not in name}
+    parts = {
+        name: of["sha256"]
+        for name, of in saved.files.items()
+        if "table" not in of and "newer" not in name
+    }
     return parts | {name: digest.hexdigest() for name, digest in found.items()}
 
 
@@ -85,7 +96,9 @@ def run(folder: Path, quick: bool, log: Path) -> None:
     taken = []
     for pair in range(pairs):
         order = (True, False) if pair % 2 else (False, True)
-        sides = {is_on_ssd: limited([], trained, log, folder, is_on_ssd, steps) for is_on_ssd in order}
+        sides = {
+            is_on_ssd: limited([], trained, log, folder, is_on_ssd, steps) for is_on_ssd in order
+        }
         own, memory = sides[True], sides[False]
         assert own.learnt.keys() == memory.learnt.keys()
         other = [name for name, digest in own.learnt.items() if memory.learnt[name] != digest]
@@ -93,12 +106,16 @@ def run(folder: Path, quick: bool, log: Path) -> None:
         assert own.told["left"], "no row has left its frame"
         taken.append((own, memory))
         print(
-            f"globo: examples/s {own.per_s:,.0f} with frames for {SHARE:.0%} of the users, {memory.per_s:,.0f} in "
-            f"memory; {own.seconds:.1f} and {memory.seconds:.1f} s in all; {len(own.learnt)} digests are equal; "
-            f"{1 - own.told['hits'] / own.told['used']:.1%} of {own.told['used']:,} rows of batches were out, "
-            f"{own.told['left']:,} left; {own.told['bytes_read']:,} bytes read, {own.told['bytes_written']:,} written",
+            f"globo: examples/s {own.per_s:,.0f} with frames for {SHARE:.0%} of the users,"
+            f" {memory.per_s:,.0f} in memory; {own.seconds:.1f} and {memory.seconds:.1f} s in all;"
+            f" {len(own.learnt)} digests are equal; {1 - own.told['hits'] / own.told['used']:.1%}"
+            f" of {own.told['used']:,} rows of batches were out, {own.told['left']:,} left;"
+            f" {own.told['bytes_read']:,} bytes read, {own.told['bytes_written']:,} written",
             flush=True,
         )
     rate = statistics.median(own.per_s / memory.per_s for own, memory in taken)
     whole = statistics.median(memory.seconds / own.seconds for own, memory in taken)
-    print(f"globo: over those in memory, medians of {pairs} pairs: examples/s {rate:.2f}, whole runs {whole:.2f}")
+    print(
+        f"globo: over those in memory, medians of {pairs} pairs: examples/s {rate:.2f}, whole runs"
+        f" {whole:.2f}"
+    )

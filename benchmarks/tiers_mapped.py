@@ -1,4 +1,6 @@
-"""Training over a table on an SSD beside one that is a mapped file, with the same memory: a part of tiers.py."""
+"""Training over a table on an SSD beside one that is a mapped file, with the same memory: a part of
+tiers.py.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from _peers.targets import print_target
 from limited import group, standing
 from tiers_blocks import probed
 from tiers_train import BATCH, QUICK, TURN, Case, Side, Zipf, filled_file, skew_of_traces
 
-from sparrow.embeddings import Component
-from sparrow.embeddings.stores import MemoryStore, SsdStore, stored_in
+from sparrow.embeddings import Component, Placement
+from sparrow.embeddings.stores import MemoryStore
+from sparrow.extensions.tiers.stores.ssd import SsdStore
 from sparrow.kernels.formats import bf16
 
 LARGE = 100_000  # rows of a table that is mapped
@@ -44,25 +48,31 @@ class MappedTable(MemoryStore):
         super().__init__(component, rows, dim, "meta")
         for name, field in component.fields_of(dim).items():
             path, shape = folder / f"mapped-{name}", field.shape(rows)
-            mapped = torch.from_file(str(path), shared=True, size=torch.Size(shape).numel(), dtype=field.dtype)
+            mapped = torch.from_file(
+                str(path), shared=True, size=torch.Size(shape).numel(), dtype=field.dtype
+            )
             place, size = ctypes.c_void_p(mapped.data_ptr()), ctypes.c_size_t(mapped.nbytes)
-            ctypes.CDLL(None).madvise(place, size, mmap.MADV_RANDOM)  # else each fault would read 128 KiB
+            # else each fault would read 128 KiB
+            ctypes.CDLL(None).madvise(place, size, mmap.MADV_RANDOM)
             self.register_buffer(name, mapped.view(shape), persistent=False)
 
 
 def mapped(cases: list[Case], folder: Path) -> Turn:
     """Returns what trains with mapped files: of values, of states and of bits.
 
-    States and bits are in memory, so that a row costs one page at most. So are pages of the most frequent values, as
-    many as there is room.
+    States and bits are in memory, so that a row costs one page at most. So are pages of the most
+    frequent values, as many as there is room.
     """
 
     def made(component: Component, rows: int, dim: int) -> MemoryStore:
-        return MappedTable(component, rows, dim, folder) if rows > LARGE else MemoryStore(component, rows, dim)
+        return (
+            MappedTable(component, rows, dim, folder)
+            if rows > LARGE
+            else MemoryStore(component, rows, dim)
+        )
 
     begun = time.perf_counter()
-    with stored_in(made):
-        side = Side(cases[0], None, cases[0].rows)
+    side = Side(cases[0], None, cases[0].rows, Placement(store=made))
     os.sync()
     files = sorted(folder.glob("mapped-*"), key=lambda file: -file.stat().st_size)
     beside = sum(file.stat().st_size for file in files[1:])
@@ -99,10 +109,19 @@ def turns(side: Side, cases: list[Case], store: SsdStore | None = None) -> Turn:
 
 
 def run(folder: Path, quick: bool, rows: int) -> None:
-    """Print examples/s of both, in turns, each in a group of its own with 12 GiB of memory for 1e9 rows."""
+    """Print examples/s of both, in turns, each in a group of its own with 12 GiB of memory for 1e9
+    rows.
+    """
     rows, count, batch = (500_000, 2, QUICK) if quick else (rows, 9, BATCH)
     near, steep = bf16.Config(rounding="nearest"), skew_of_traces(1_000_000_000)
-    one = Case(rows=rows, frames=int(8 * 2**30 * rows / 1e9), lookups=1, skew=1.05, format=near, batch=batch)
+    one = Case(
+        rows=rows,
+        frames=int(8 * 2**30 * rows / 1e9),
+        lookups=1,
+        skew=1.05,
+        format=near,
+        batch=batch,
+    )
     cases = [one, replace(one, lookups=4, skew=steep)]
     probed(folder, quick)
     beside = 2**30 * (rows < 500_000_000)  # what a process needs, which is little beside 12 GiB
@@ -123,6 +142,9 @@ def run(folder: Path, quick: bool, rows: int) -> None:
             low, ratio, high = statistics.quantiles([its / own for own, its in taken], n=4)
             mine, other = (TURN * batch / statistics.median(of) for of in zip(*taken, strict=True))
             print(case)
-            print(f"examples/s {mine:,.0f}, mapped file {other:,.0f}; ratio {ratio:.2f} ({low:.2f} to {high:.2f})")
-            met = "met" if ratio >= goal else "missed"
-            print(f"TARGET over a mapped file, {case.lookups} ids: {ratio:.2f} (goal {goal}) {met}", flush=True)
+            print(
+                f"examples/s {mine:,.0f}, mapped file {other:,.0f}; ratio {ratio:.2f} ({low:.2f} to"
+                f" {high:.2f})"
+            )
+            met = ratio >= goal
+            print_target(f"over a mapped file, {case.lookups} ids", f"{ratio:.2f}", goal, met)

@@ -1,4 +1,6 @@
-"""Eight unequal tables: the planned placement beside others, predicted time beside measured: a part of tiers.py."""
+"""Eight unequal tables: the planned placement beside others, predicted time beside measured: a part
+of tiers.py.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,30 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from _peers.targets import print_target
 
-from sparrow.analysis.placement import divide, options_of
+from sparrow.apps.placement import divide, options_of
 from sparrow.core import KeyedJagged
-from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableSpec, on_ssd
+from sparrow.embeddings import Direct, EmbeddingTables, Feature, Placement, TableSpec
 from sparrow.embeddings.spec import Tier, in_memory
-from sparrow.embeddings.tiers import ssd
-from sparrow.sharding.curves import Trace
-from sparrow.sharding.tiering import Cost, Device, Use, cost, probed, smallest
+from sparrow.extensions.tiers import ssd
+from sparrow.extensions.tiers.curves import Trace
+from sparrow.extensions.tiers.frames import tier_frames
+from sparrow.extensions.tiers.tiering import Cost, Device, Use, cost, probe_disk, smallest
 
 SHAPES = [  # rows, skew of ids, ids an example
-    (500_000, 1.05, 1), (250_000, 0.8, 1), (125_000, 1.2, 2), (125_000, 0.0, 1), (50_000, 1.05, 1), (25_000, 0.6, 4),
-    (12_500, 1.0, 1), (2_500, 1.0, 1),
-]  # fmt: skip
+    (500_000, 1.05, 1),
+    (250_000, 0.8, 1),
+    (125_000, 1.2, 2),
+    (125_000, 0.0, 1),
+    (50_000, 1.05, 1),
+    (25_000, 0.6, 4),
+    (12_500, 1.0, 1),
+    (2_500, 1.0, 1),
+]
 BATCH, DIM, SHARE, AHEAD = 512, 16, 0.3, 2
 
 
@@ -47,7 +58,9 @@ def tables(scale: int) -> list[Table]:
     for n, (rows, skew, ids) in enumerate(SHAPES):
         weights_R = torch.arange(1, rows // scale + 1, dtype=torch.float64) ** -skew
         scattered_R = torch.randperm(rows // scale, generator=torch.Generator().manual_seed(n))
-        made.append(Table(f"t{n}", rows // scale, ids, weights_R.cumsum(0) / weights_R.sum(), scattered_R))
+        made.append(
+            Table(f"t{n}", rows // scale, ids, weights_R.cumsum(0) / weights_R.sum(), scattered_R)
+        )
     return made
 
 
@@ -70,18 +83,26 @@ def uses_of(of: list[Table], steps: list[KeyedJagged], filling: int) -> dict[str
             trace.add(ids[table.name].values_N)
         component = TableSpec(name=table.name, dim=DIM, addressing=Direct(table.rows)).components[0]
         lookups = float(BATCH * table.ids)
-        found[table.name] = [Use(component=component, curve=trace.curve(filling), lookups=lookups, is_whole=False)]
+        found[table.name] = [
+            Use(component=component, curve=trace.curve(filling), lookups=lookups, is_whole=False)
+        ]
     return found
 
 
 def measured(
     of: list[Table], tiers: dict[str, Tier], steps: list[KeyedJagged], filling: int, folder: Path
 ) -> tuple[list[tuple[float, float]], dict[str, dict[str, int]]]:
-    """What steps took once caches are full, and the processor of it, and what stores counted. All rows are on disk."""
-    specs = [TableSpec(name=t.name, dim=DIM, addressing=Direct(t.rows), tier=tiers[t.name]) for t in of]
-    with on_ssd(Folder(path=folder)):
-        made = EmbeddingTables(specs, [Feature(name=t.name, table=t.name) for t in of])
-    stores = {r.component.name: r.store for r in made.all_records() if r.component.tier.is_on}
+    """What steps took once caches are full, and the processor of it, and what stores counted. All
+    rows are on disk.
+    """
+    specs = [
+        TableSpec(name=t.name, dim=DIM, addressing=Direct(t.rows), tier=tiers[t.name]) for t in of
+    ]
+    features = [Feature(name=t.name, table=t.name) for t in of]
+    made = EmbeddingTables(specs, features, placement=Placement(folder=folder))
+    stores: dict[str, Any] = {
+        r.component.name: r.store for r in made.all_records() if r.component.tier.is_on
+    }
     for store in stores.values():
         for first in range(0, store.rows, 1 << 16):
             at = torch.arange(first, min(first + (1 << 16), store.rows))
@@ -98,21 +119,29 @@ def measured(
         made.pooled(ids).sum().backward()
         made.update()
         seconds.append((time.perf_counter() - began, time.process_time() - cpu))
-    counted = {n: {k: v - before[n][k] for k, v in store.counters.items()} for n, store in stores.items()}
+    counted = {
+        n: {k: v - before[n][k] for k, v in store.counters.items()} for n, store in stores.items()
+    }
     for store in stores.values():
         store.close()
     return seconds[filling:], counted
 
 
 def static(table: Table, steps: list[KeyedJagged], use: Use, tier: Tier) -> float:
-    """The hit ratio of the best static choice: the most frequent rows, as many as there are frames, never leave."""
+    """The hit ratio of the best static choice: the most frequent rows, as many as there are frames,
+    never leave.
+    """
     is_in_R = torch.zeros(table.rows, dtype=torch.bool)
-    is_in_R[table.scattered_R[: sum(replace(use.component, tier=tier).tier_frames(table.rows))]] = True
+    is_in_R[
+        table.scattered_R[: sum(tier_frames(replace(use.component, tier=tier), table.rows))]
+    ] = True
     hits_N = torch.cat([is_in_R[ids[table.name].values_N.unique()] for ids in steps])
     return hits_N.double().mean().item()
 
 
-def others(uses: dict[str, list[Use]], device: Device, budget: int) -> Iterator[tuple[str, dict[str, Cost]]]:
+def others(
+    uses: dict[str, list[Use]], device: Device, budget: int
+) -> Iterator[tuple[str, dict[str, Cost]]]:
     """Yields the placements beside which the planned one stands, as far as they fit."""
     whole = {name: cost(of, in_memory(), device) for name, of in uses.items()}
     least = {name: cost(of, ssd.Config(bytes=smallest(of)), device) for name, of in uses.items()}
@@ -133,7 +162,10 @@ def others(uses: dict[str, list[Use]], device: Device, budget: int) -> Iterator[
         "by lookups": lambda n: uses[n][0].references * 100,
     }
     for name, size in bytes_of.items():
-        tiers = {n: [ssd.Config(bytes=max(int(p * size(n)), smallest(of))) for p in parts] for n, of in uses.items()}
+        tiers = {
+            n: [ssd.Config(bytes=max(int(p * size(n)), smallest(of))) for p in parts]
+            for n, of in uses.items()
+        }
         if (found := best(tiers)) is not None:
             yield name, found
     order = {
@@ -143,14 +175,22 @@ def others(uses: dict[str, list[Use]], device: Device, budget: int) -> Iterator[
     for name, key in order.items():
         chosen = dict(least)
         for n in sorted(whole, key=key):
-            if sum(one.bytes for one in chosen.values()) - chosen[n].bytes + whole[n].bytes <= budget:
+            if (
+                sum(one.bytes for one in chosen.values()) - chosen[n].bytes + whole[n].bytes
+                <= budget
+            ):
                 chosen[n] = whole[n]
         yield name, chosen
 
 
-def step_ms(costs: dict[str, Cost], alone: float, uses: dict[str, list[Use]], device: Device) -> float:
+def step_ms(
+    costs: dict[str, Cost], alone: float, uses: dict[str, list[Use]], device: Device
+) -> float:
     """The predicted time of a step. alone: with all tables in memory."""
-    more = sum(one.ms_processor - cost(uses[n], in_memory(), device).ms_processor for n, one in costs.items())
+    more = sum(
+        one.ms_processor - cost(uses[n], in_memory(), device).ms_processor
+        for n, one in costs.items()
+    )
     return max(alone + more, sum(one.ms_disk for one in costs.values()))
 
 
@@ -159,12 +199,16 @@ def run(folder: Path, quick: bool) -> None:
     scale, filling, count, turns = (8, 15, 35, 1) if quick else (1, 80, 160, 3)
     of = tables(scale)
     steps = batches(of, count)
-    device = probed(folder)
+    device = probe_disk(folder)
     uses = uses_of(of, steps, filling)
     options = {name: options_of(use, device, True) for name, use in uses.items()}
     budget = int(SHARE * sum(costs[0].bytes for costs in options.values()))
     in_memory = {name: costs[0] for name, costs in options.items()}
-    placements = {"all in memory": in_memory, "planned": divide(options, budget), **dict(others(uses, device, budget))}
+    placements = {
+        "all in memory": in_memory,
+        "planned": divide(options, budget),
+        **dict(others(uses, device, budget)),
+    }
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in placements}
     counted = {}
     for _ in range(turns):  # in turns, since machines are noisy
@@ -172,21 +216,34 @@ def run(folder: Path, quick: bool) -> None:
             tiers = {n: one.tier for n, one in costs.items()}
             each, counted[name] = measured(of, tiers, steps, filling, folder)
             seconds[name] += each
-    took = {n: [1e3 * statistics.median(k) for k in zip(*each, strict=True)] for n, each in seconds.items()}
+    took = {
+        n: [1e3 * statistics.median(k) for k in zip(*each, strict=True)]
+        for n, each in seconds.items()
+    }
     alone = took["all in memory"][0]
     print(
-        f"disk: {device.reads_per_s:,.0f} reads/s, {device.bytes_per_s / 1e6:,.0f} MB/s, {1e6 * device.processor_s:.1f}"
-        f" us of processor for a block, {1e6 * device.miss_s:.1f} for a row that was out, {1e6 * device.batch_s:.0f} "
-        f"for a table and batch; {budget / 1e6:.1f} MB"
+        f"disk: {device.reads_per_s:,.0f} reads/s, {device.bytes_per_s / 1e6:,.0f} MB/s,"
+        f" {1e6 * device.processor_s:.1f} us of processor for a block, {1e6 * device.miss_s:.1f}"
+        f" for a row that was out, {1e6 * device.batch_s:.0f} for a table and batch;"
+        f" {budget / 1e6:.1f} MB"
     )
     for name, costs in placements.items():
-        size, predicted = sum(one.bytes for one in costs.values()) / 1e6, step_ms(costs, alone, uses, device)
+        size, predicted = (
+            sum(one.bytes for one in costs.values()) / 1e6,
+            step_ms(costs, alone, uses, device),
+        )
         print(
-            f"{name:<30} {size:6.1f} MB  step {predicted:7.2f} ms predicted, {took[name][0]:7.2f} ms measured", end=""
+            f"{name:<30} {size:6.1f} MB  step {predicted:7.2f} ms predicted, {took[name][0]:7.2f}"
+            " ms measured",
+            end="",
         )
         print(f", of which the processor {took[name][1]:7.2f}")
     planned, counts = placements["planned"], counted["planned"]
-    fixed = {t.name: static(t, steps[filling:], uses[t.name][0], planned[t.name].tier) for t in of if t.name in counts}
+    fixed = {
+        t.name: static(t, steps[filling:], uses[t.name][0], planned[t.name].tier)
+        for t in of
+        if t.name in counts
+    }
     _tell(planned, counts, fixed, count - filling)
     error = max(
         abs(1 - placements[name][n].miss_ratio - c["hits"] / c["used"])
@@ -196,19 +253,25 @@ def run(folder: Path, quick: bool) -> None:
     best = min(step for name, (step, _) in took.items() if name != "all in memory")
     ratio = took["planned"][0] / best
     within = step_ms(placements["planned"], alone, uses, device) / took["planned"][0]
-    print(f"TARGET planned over the best tried: {ratio:.2f} (goal at most 1.10) {_met(ratio <= 1.1)}")
-    print(f"TARGET predicted over measured: {within:.2f} (goal 0.85 to 1.15) {_met(0.85 <= within <= 1.15)}")
-    print(f"TARGET hit ratio beside the curve: {error:.3f} (goal at most 0.02) {_met(error <= 0.02)}")
+    print_target("planned over the best tried", f"{ratio:.2f}", "at most 1.10", ratio <= 1.1)
+    print_target("predicted over measured", f"{within:.2f}", "0.85 to 1.15", 0.85 <= within <= 1.15)
+    print_target("hit ratio beside the curve", f"{error:.3f}", "at most 0.02", error <= 0.02)
 
 
-def _tell(planned: dict[str, Cost], counted: dict[str, dict[str, int]], fixed: dict[str, float], steps: int) -> None:
+def _tell(
+    planned: dict[str, Cost],
+    counted: dict[str, dict[str, int]],
+    fixed: dict[str, float],
+    steps: int,
+) -> None:
     for n, c in counted.items():
         read, written = (c[key] / steps for key in ("blocks_read", "blocks_written"))
         blocks = planned[n].blocks
-        measured = f"{c['hits'] / c['used']:.3f} measured, {fixed[n]:.3f} for the best static choice"
+        measured = (
+            f"{c['hits'] / c['used']:.3f} measured, {fixed[n]:.3f} for the best static choice"
+        )
         print(f"  {n} hit ratio {1 - planned[n].miss_ratio:.3f} predicted, {measured}", end="")
-        print(f"; blocks read {blocks[0]:,.0f} and {read:,.0f}, written {blocks[1]:,.0f} and {written:,.0f}")
-
-
-def _met(is_met: bool) -> str:
-    return "met" if is_met else "missed"
+        print(
+            f"; blocks read {blocks[0]:,.0f} and {read:,.0f}, written {blocks[1]:,.0f} and"
+            f" {written:,.0f}"
+        )

@@ -1,9 +1,10 @@
 """The block store beside RocksDB: a part of tiers.py.
 
-Both read past the page cache. RocksDB has 64 MiB of memory for blocks that were read, for its indices and its filters;
-ours keeps none of what was read. A row of RocksDB has its number as its key, in files of sorted blocks of 4 KiB with
-Bloom filters and without compression. Writing ends when all rows are on the disk; what RocksDB compacts after that is
-not in its time, and the bytes of it are told beside.
+Both read past the page cache. RocksDB has 64 MiB of memory for blocks that were read, for its
+indices and its filters; ours keeps none of what was read. A row of RocksDB has its number as its
+key, in files of sorted blocks of 4 KiB with Bloom filters and without compression. Writing ends
+when all rows are on the disk; what RocksDB compacts after that is not in its time, and the bytes of
+it are told beside.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tiers_blocks import FIELDS, Rate, Reader, median, of_process, one_row_a_block, probed, record, timed
+from _peers.targets import print_target
+from tiers_blocks import (
+    FIELDS,
+    Rate,
+    Reader,
+    median,
+    of_process,
+    one_row_a_block,
+    probed,
+    record,
+    timed,
+)
 from torch import Tensor
 
 from sparrow.kernels.block_io import Blocks, Layout
@@ -32,7 +44,10 @@ PIECE = 1 << 16
 
 def _packed(rows_U: Tensor) -> list[bytes]:
     """Returns the records of rows as bytes."""
-    parts = [of.contiguous().view(len(rows_U), -1).view(torch.uint8).numpy() for of in record(rows_U).values()]
+    parts = [
+        of.contiguous().view(len(rows_U), -1).view(torch.uint8).numpy()
+        for of in record(rows_U).values()
+    ]
     return [row.tobytes() for row in np.concatenate(parts, axis=1)]
 
 
@@ -109,13 +124,18 @@ def _per_row(work: Callable[[], object], count: int) -> tuple[Rate, float]:
     """Returns the rate of writing rows, and how many bytes were written for a byte of them."""
     before = of_process("write_bytes")
     rate = timed(work, count)
-    return rate, (of_process("write_bytes") - before) / (count * Layout(fields=FIELDS, rows=0).record_bytes)
+    return rate, (of_process("write_bytes") - before) / (
+        count * Layout(fields=FIELDS, rows=0).record_bytes
+    )
 
 
 def run(folder: Path, quick: bool) -> None:
     """Print rows/s, CPU of a row, and bytes written of both. What is read is checked."""
     blocks, turns = (6_000, 2) if quick else (400_000, 5)
-    rows, random = blocks * Layout(fields=FIELDS, rows=0).per_block, torch.Generator().manual_seed(0)
+    rows, random = (
+        blocks * Layout(fields=FIELDS, rows=0).per_block,
+        torch.Generator().manual_seed(0),
+    )
     layout = Layout(fields=FIELDS, rows=rows)
     probed(folder, quick)
     begun = time.perf_counter()
@@ -125,7 +145,8 @@ def run(folder: Path, quick: bool) -> None:
             ours.put(rows_U, record(rows_U))
         ours.sync()
         print(
-            f"{rows:,} rows, {layout.blocks * layout.block / 1e9:.2f} GB, made in {time.perf_counter() - begun:.0f} s"
+            f"{rows:,} rows, {layout.blocks * layout.block / 1e9:.2f} GB, made in"
+            f" {time.perf_counter() - begun:.0f} s"
         )
         begun = time.perf_counter()
         theirs = RocksDb(folder / "rocksdb", rows)
@@ -139,18 +160,26 @@ def run(folder: Path, quick: bool) -> None:
         for _ in range(turns):
             rows_N = one_row_a_block(layout, min(READS, layout.blocks), random)
             keys = _keys(rows_N)
-            found.setdefault("Sparrow", []).append(timed(lambda r=rows_N: reader.read(r), len(rows_N)))
+            found.setdefault("Sparrow", []).append(
+                timed(lambda r=rows_N: reader.read(r), len(rows_N))
+            )
             for threads in THREADS:
                 rate = timed(lambda k=keys, t=threads: theirs.read(k, t), len(keys))
                 found.setdefault(f"RocksDB, {threads} threads", []).append(rate)
         for name, rates in found.items():
             print(f"  read {name:<20} {median(rates)}")
-        best = max(found, key=lambda name: statistics.median(r.per_s for r in found[name]) if "Rocks" in name else 0)
+        best = max(
+            found,
+            key=lambda name: (
+                statistics.median(r.per_s for r in found[name]) if "Rocks" in name else 0
+            ),
+        )
         pairs = list(zip(found["Sparrow"], found[best], strict=True))
-        rate = statistics.median(one.per_s / other.per_s for one, other in pairs)
+        ratio = statistics.median(one.per_s / other.per_s for one, other in pairs)
         cpu = statistics.median(one.cpu_us / other.cpu_us for one, other in pairs)
 
-        rows_N = torch.randperm(rows, generator=random)[: rows // 20]  # all over the table, as rows that leave are
+        # all over the table, as rows that leave are
+        rows_N = torch.randperm(rows, generator=random)[: rows // 20]
         parts = [part.sort()[0] for part in rows_N.split(4096)]
 
         def put() -> None:
@@ -165,10 +194,15 @@ def run(folder: Path, quick: bool) -> None:
 
         for name, work in (("Sparrow", put), ("RocksDB", put_theirs)):
             wrote, factor = _per_row(work, len(rows_N))
-            print(f"  write {name:<19} {median([wrote])}   {factor:.0f} bytes written for each byte of a row")
+            print(
+                f"  write {name:<19} {median([wrote])}   {factor:.0f} bytes written for each byte"
+                " of a row"
+            )
         _, factor = _per_row(theirs.compact, len(rows_N))
-        print(f"  and RocksDB, compacted after that: {factor:.0f} bytes more for each byte of a row")
+        print(
+            f"  and RocksDB, compacted after that: {factor:.0f} bytes more for each byte of a row"
+        )
     shutil.rmtree(folder / "rocksdb")
     (folder / "blocks").unlink()
-    print(f"TARGET rows/s over RocksDB's best ({best}): {rate:.2f} (goal 1) {'met' if rate >= 1 else 'missed'}")
-    print(f"TARGET CPU of a row over RocksDB's: {cpu:.2f} (goal 0.33) {'met' if cpu <= 1 / 3 else 'missed'}")
+    print_target(f"rows/s over RocksDB's best ({best})", f"{ratio:.2f}", "1", ratio >= 1)
+    print_target("CPU of a row over RocksDB's", f"{cpu:.2f}", "0.33", cpu <= 1 / 3)

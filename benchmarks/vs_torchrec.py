@@ -3,22 +3,25 @@
     python benchmarks/vs_torchrec.py           # every layout, with 1 and 10 ids a bag: a few minutes
     python benchmarks/vs_torchrec.py --quick   # two layouts, under a minute, the same checks
 
-The peer is torchrec 1.8.0 with torch 2.13.0 and fbgemm-gpu-cpu 1.8.0 (how to install it: README.md beside this file).
-4 ranks of one thread each, on loopback, told to be 2 hosts of 2; 26 tables of 20,000 rows, each with a feature of its
-own; sums; row-wise AdaGrad in the backward. Both sides live in the same processes and are used as their users use them:
-`ShardedTables` by a plan of its named layout, and an `EmbeddingBagCollection` on the meta device under
-`apply_optimizer_in_backward`, `construct_module_sharding_plan` and `DistributedModelParallel`, its vectors put side by
-side as torchrec's DLRM does. Tables are on the same ranks. A step is forward, backward and update, from a batch's
-tensors.
+The peer is torchrec 1.8.0 with torch 2.13.0 and fbgemm-gpu-cpu 1.8.0 (how to install it: README.md
+beside this file). 4 ranks of one thread each, on loopback, told to be 2 hosts of 2; 26 tables of
+20,000 rows, each with a feature of its own; sums; row-wise AdaGrad in the backward. Both sides live
+in the same processes and are used as their users use them: `ShardedExchange` by a plan of its named
+layout, and an `EmbeddingBagCollection` on the meta device under `apply_optimizer_in_backward`,
+`construct_module_sharding_plan` and `DistributedModelParallel`, its vectors put side by side as
+torchrec's DLRM does. Tables are on the same ranks. A step is forward, backward and update, from a
+batch's tensors.
 
-Both begin with the same rows and see the same ids and upstream gradients; torchrec's are multiplied by the number of
-ranks, by which it divides them (GRADIENT_DIVISION; data-parallel tables by DDP). The pooled vectors of three steps,
-before and after updates, must agree to 1e-4, or nothing is timed. torchrec cannot fuse the update of data-parallel
-tables: they get its dense RowWiseAdagrad. Sides take turns, some steps each, all ranks together; a ratio is that of a
-pair, torchrec / Sparrow. "bare" is Sparrow's bytes of a step, sent by Gloo alone in as many all-to-alls: the limit.
-torchrec's planner refuses some layouts on CPUs, with the words at the end; a plan made by hand runs them all the same
-(the grid's with MIN_CW_DIM lowered, since it cuts no columns narrower than 128).
-CPU time is that of all ranks together; unlike the wall's it suffers little from other programs on the same cores.
+Both begin with the same rows and see the same ids and upstream gradients; torchrec's are multiplied
+by the number of ranks, by which it divides them (GRADIENT_DIVISION; data-parallel tables by DDP).
+The pooled vectors of three steps, before and after updates, must agree to 1e-4, or nothing is
+timed. torchrec cannot fuse the update of data-parallel tables: they get its dense RowWiseAdagrad.
+Sides take turns, some steps each, all ranks together; a ratio is that of a pair, torchrec /
+Sparrow. "bare" is Sparrow's bytes of a step, sent by Gloo alone in as many all-to-alls: the limit.
+torchrec's planner refuses some layouts on CPUs, with the words at the end; a plan made by hand runs
+them all the same (the grid's with MIN_CW_DIM lowered, since it cuts no columns narrower than 128).
+CPU time is that of all ranks together; unlike the wall's it suffers little from other programs on
+the same cores.
 """
 
 from __future__ import annotations
@@ -38,12 +41,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
+from _peers.targets import print_target
 from torch import Tensor, nn
 
 from sparrow.core import KeyedJagged
 from sparrow.core.memory import keep_freed_memory
-from sparrow.distributed import World
-from sparrow.embeddings import Direct, EmbeddingTables, Feature, RowRecords, TableSpec, unallocated
+from sparrow.distributed import World, begin_world
+from sparrow.embeddings import UNALLOCATED, Direct, EmbeddingTables, Feature, RowRecords, TableSpec
 from sparrow.kernels import missing
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.sharding import Codecs, plan, shard
@@ -68,7 +72,15 @@ class Point(NamedTuple):
         return f"{self.layout:18} {self.pooling:7} {self.dim:4} {self.batch:6}"
 
 
-LAYOUTS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid", "data_parallel")
+LAYOUTS = (
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid",
+    "data_parallel",
+)
 POINTS = [Point(layout, pooling) for layout in LAYOUTS for pooling in (1, 10)]
 POINTS += [Point(layout, 1, *size) for layout in LAYOUTS[:2] for size in ((128, 2048), (32, 256))]
 QUICK = [Point("table_wise", 1), Point("row_wise", 10)]
@@ -96,7 +108,7 @@ def draw(point: Point, rank: int) -> list[Ids]:
     ]
 
 
-# -- the two sides, and the wire alone ---------------------------------------------------------------------------------
+# -- the two sides, and the wire alone -------------------------------------------------------------
 
 
 class Side(Protocol):
@@ -118,15 +130,17 @@ class Ours:
     """Sparrow's tables."""
 
     def __init__(self, point: Point, world: World) -> None:
-        with unallocated():
-            whole = EmbeddingTables(specs(point), [Feature(name=n, table=n) for n in NAMES], seed=SEED)
+        features = [Feature(name=n, table=n) for n in NAMES]
+        whole = EmbeddingTables(specs(point), features, seed=SEED, placement=UNALLOCATED)
         layouts = plan(point.layout, [record.component for record in whole.all_records()], world)
         shard(whole, layouts, world, Codecs())
         self.tables = whole
 
     def lookup(self, ids: Ids) -> Tensor:
         """See Side."""
-        return self.tables.pooled(KeyedJagged(keys=NAMES, values_N=ids.values_N, lengths=ids.lengths))
+        return self.tables.pooled(
+            KeyedJagged(keys=NAMES, values_N=ids.values_N, lengths=ids.lengths)
+        )
 
     def learn(self, vectors_BC: Tensor, grad_BC: Tensor) -> None:
         """See Side."""
@@ -146,11 +160,15 @@ class Peer:
         self.tables, self.jagged = self.model.module["tables"], torchrec.KeyedJaggedTensor
         dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
         rule = {"lr": RULE.lr, "eps": RULE.eps}
-        self.optimizer = KeyedOptimizerWrapper(dense, lambda p: RowWiseAdagrad(p, **rule)) if dense else None
+        self.optimizer = (
+            KeyedOptimizerWrapper(dense, lambda p: RowWiseAdagrad(p, **rule)) if dense else None
+        )
 
     def lookup(self, ids: Ids) -> Tensor:
         """See Side."""
-        vectors = self.tables(self.jagged(keys=list(NAMES), values=ids.values_N, lengths=ids.lengths)).to_dict()
+        vectors = self.tables(
+            self.jagged(keys=list(NAMES), values=ids.values_N, lengths=ids.lengths)
+        ).to_dict()
         return torch.cat([vectors[name] for name in NAMES], 1)
 
     def learn(self, vectors_BC: Tensor, grad_BC: Tensor) -> None:
@@ -163,7 +181,8 @@ class Peer:
 
 
 def distributed(point: Point, within: Callable[[nn.Module], nn.Module], path: str) -> Any:
-    """torchrec's tables, cut and placed as `plan` cuts and places ours, with the same rows, in a distributed model.
+    """torchrec's tables, cut and placed as `plan` cuts and places ours, with the same rows, in a
+    distributed model.
 
     within: what makes the model of the tables, which are at this path of it.
     """
@@ -188,18 +207,26 @@ def distributed(point: Point, within: Callable[[nn.Module], nn.Module], path: st
     tables = torchrec.EmbeddingBagCollection(
         device=torch.device("meta" if fused else "cpu"),
         tables=[
-            torchrec.EmbeddingBagConfig(name=n, embedding_dim=point.dim, num_embeddings=ROWS, feature_names=[n])
+            torchrec.EmbeddingBagConfig(
+                name=n, embedding_dim=point.dim, num_embeddings=ROWS, feature_names=[n]
+            )
             for n in NAMES
         ],
     )
     if fused:
-        apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": RULE.lr, "eps": RULE.eps})
+        apply_optimizer_in_backward(
+            RowWiseAdagrad, tables.parameters(), {"lr": RULE.lr, "eps": RULE.eps}
+        )
     sharder = EmbeddingBagCollectionSharder()
-    layouts.MIN_CW_DIM = min(128, point.dim // HOSTS)  # a grid's columns; narrower ones than 128 it does not cut
+    # a grid's columns; narrower ones than 128 it does not cut
+    layouts.MIN_CW_DIM = min(128, point.dim // HOSTS)
     each = {n: named[point.layout](t) for t, n in enumerate(NAMES)}
     placed = layouts.construct_module_sharding_plan(tables, each, sharder, LOCAL, RANKS, "cpu")
     model = DistributedModelParallel(
-        within(tables), device=torch.device("cpu"), plan=ShardingPlan({path: placed}), sharders=[sharder]
+        within(tables),
+        device=torch.device("cpu"),
+        plan=ShardingPlan({path: placed}),
+        sharders=[sharder],
     )
     fill(model.state_dict(), path, point)
     return model
@@ -215,24 +242,38 @@ def fill(found: dict[str, Any], path: str, point: Point) -> None:
             weight.copy_(whole)
             continue
         for local in weight.local_shards():
-            (row, column), (rows, columns) = local.metadata.shard_offsets, local.metadata.shard_sizes
+            (row, column), (rows, columns) = (
+                local.metadata.shard_offsets,
+                local.metadata.shard_sizes,
+            )
             local.tensor.copy_(whole[row : row + rows, column : column + columns])
 
 
 def planner_says() -> str:
-    """Which layouts torchrec's own planner gives on CPUs when told by constraints, and what it says if not."""
+    """Which layouts torchrec's own planner gives on CPUs when told by constraints, and what it says
+    if not.
+    """
     import torchrec
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+    from torchrec.distributed.planner import (
+        EmbeddingShardingPlanner,
+        ParameterConstraints,
+        Topology,
+    )
 
-    table = torchrec.EmbeddingBagConfig(name="t", embedding_dim=32, num_embeddings=ROWS, feature_names=["t"])
-    model = nn.ModuleDict({"tables": torchrec.EmbeddingBagCollection(device=torch.device("meta"), tables=[table])})
+    table = torchrec.EmbeddingBagConfig(
+        name="t", embedding_dim=32, num_embeddings=ROWS, feature_names=["t"]
+    )
+    model = nn.ModuleDict(
+        {"tables": torchrec.EmbeddingBagCollection(device=torch.device("meta"), tables=[table])}
+    )
     given, told = [], {}
     for layout in LAYOUTS:
         kind = "grid_shard" if layout == "grid" else layout
         machines = Topology(RANKS, "cpu", local_world_size=LOCAL)
         planner = EmbeddingShardingPlanner(
-            topology=machines, constraints={"t": ParameterConstraints(sharding_types=[kind], min_partition=8)}
+            topology=machines,
+            constraints={"t": ParameterConstraints(sharding_types=[kind], min_partition=8)},
         )
         try:
             planner.plan(model, [EmbeddingBagCollectionSharder()])
@@ -240,7 +281,9 @@ def planner_says() -> str:
         except Exception as error:
             told[layout] = line_of(error)
     lines = [f"  {layout}: {why}" for layout, why in told.items()]
-    return "\n".join([f"torchrec's EmbeddingShardingPlanner on CPUs gives {', '.join(given)}; not", *lines])
+    return "\n".join(
+        [f"torchrec's EmbeddingShardingPlanner on CPUs gives {', '.join(given)}; not", *lines]
+    )
 
 
 def bare(bytes_by_use: dict[str, int]) -> Callable[[], None]:
@@ -256,14 +299,15 @@ def bare(bytes_by_use: dict[str, int]) -> Callable[[], None]:
     return exchange
 
 
-# -- checking and timing -----------------------------------------------------------------------------------------------
+# -- checking and timing ---------------------------------------------------------------------------
 
 
 @dataclass
 class Result:
     """Of one point, the same on every rank. failed: what torchrec said, if it could not do it.
 
-    Milliseconds a step, of pairs of blocks: wall [ours, peer, bare] and CPU time of all ranks [ours, peer].
+    Milliseconds a step, of pairs of blocks: wall [ours, peer, bare] and CPU time of all ranks
+    [ours, peer].
     bytes: that Sparrow hands to collectives in a step, of all ranks.
     """
 
@@ -280,7 +324,9 @@ class Result:
 
 
 def check(mine: Ours, theirs: Peer, batches: list[Ids]) -> float:
-    """The largest difference of pooled vectors over three steps, on this rank; AssertionError ends the benchmark."""
+    """The largest difference of pooled vectors over three steps, on this rank; AssertionError ends
+    the benchmark.
+    """
     worst = 0.0
     for ids in (batches[0], batches[1], batches[0]):
         one, two = mine.lookup(ids), theirs.lookup(ids)
@@ -366,11 +412,12 @@ def line_of(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
 
 
-# -- showing -----------------------------------------------------------------------------------------------------------
+# -- showing ---------------------------------------------------------------------------------------
 
 HEAD = (
-    f"{'layout':18} {'ids/bag':>7} {'dim':>4} {'batch':>6} | step ms {'ours':>6} {'peer':>8} {'bare':>7}  ratio"
-    f" (quartiles)    | CPU ms {'ours':>6} {'peer':>8}  ratio | {'MB sent':>7} | pairs | difference"
+    f"{'layout':18} {'ids/bag':>7} {'dim':>4} {'batch':>6} | step ms {'ours':>6} {'peer':>8}"
+    f" {'bare':>7}  ratio (quartiles)    | CPU ms {'ours':>6} {'peer':>8}  ratio | {'MB sent':>7} |"
+    " pairs | difference"
 )
 
 
@@ -386,20 +433,20 @@ def line(r: Result) -> str:
     cpu = [statistics.median(times) for times in zip(*r.cpu, strict=True)]
     if r.failed:
         return (
-            f"{r.point} | {ours:14.1f} {'-':>8} {wire:7.1f}{'':21} | {cpu[0]:13.1f} {'-':>8}{'':7} | "
-            f"{r.bytes / 1e6:7.1f} | {len(r.wall):5} | torchrec: {r.failed}"
+            f"{r.point} | {ours:14.1f} {'-':>8} {wire:7.1f}{'':21} | {cpu[0]:13.1f} {'-':>8}{'':7}"
+            f" | {r.bytes / 1e6:7.1f} | {len(r.wall):5} | torchrec: {r.failed}"
         )
     low, ratio, high = quartiles(r.ratios(r.wall))
     return (
-        f"{r.point} | {ours:14.1f} {peer[0]:8.1f} {wire:7.1f} {ratio:6.2f} ({low:5.2f}-{high:5.2f}) | {cpu[0]:13.1f} "
-        f"{cpu[1]:8.1f} {statistics.median(r.ratios(r.cpu)):6.2f} | {r.bytes / 1e6:7.1f} | {len(r.wall):5} | "
-        f"{r.difference:.0e}"
+        f"{r.point} | {ours:14.1f} {peer[0]:8.1f} {wire:7.1f} {ratio:6.2f} ({low:5.2f}-{high:5.2f})"
+        f" | {cpu[0]:13.1f} {cpu[1]:8.1f} {statistics.median(r.ratios(r.cpu)):6.2f} |"
+        f" {r.bytes / 1e6:7.1f} | {len(r.wall):5} | {r.difference:.0e}"
     )
 
 
 def target(name: str, value: float) -> None:
     """One line per target, as every benchmark ends."""
-    print(f"TARGET {name}: {value:.2f} (no goal stated)")
+    print_target(name, f"{value:.2f}", None, None)
 
 
 def rank(number: int, port: int, points: list[Point], budget_s: float) -> None:
@@ -412,14 +459,14 @@ def rank(number: int, port: int, points: list[Point], budget_s: float) -> None:
     keep_freed_memory()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    world = World.begin(timeout_s=120)
+    world = begin_world(timeout_s=120)
     results = []
     if number == 0:
         print(
-            f"torch {torch.__version__}, torchrec {importlib.metadata.version('torchrec')}, fbgemm "
-            f"{importlib.metadata.version('fbgemm-gpu-cpu')}; {RANKS} ranks of one thread on {os.cpu_count()} cores, "
-            f"load before {os.getloadavg()[0]:.1f}; {TABLES} tables x {ROWS:,} rows; ratios are torchrec / Sparrow\n"
-            f"{HEAD}",
+            f"torch {torch.__version__}, torchrec {importlib.metadata.version('torchrec')}, fbgemm"
+            f" {importlib.metadata.version('fbgemm-gpu-cpu')}; {RANKS} ranks of one thread on"
+            f" {os.cpu_count()} cores, load before {os.getloadavg()[0]:.1f}; {TABLES} tables x"
+            f" {ROWS:,} rows; ratios are torchrec / Sparrow\n{HEAD}",
             flush=True,
         )
     for point in points:
@@ -430,14 +477,21 @@ def rank(number: int, port: int, points: list[Point], budget_s: float) -> None:
     if number == 0:
         print(f"\n{planner_says()}\n")
     if number == 0 and ran:
-        target("step against torchrec, lowest", min(statistics.median(r.ratios(r.wall)) for r in ran))
-        target("CPU time against torchrec, lowest", min(statistics.median(r.ratios(r.cpu)) for r in ran))
+        target(
+            "step against torchrec, lowest", min(statistics.median(r.ratios(r.wall)) for r in ran)
+        )
+        target(
+            "CPU time against torchrec, lowest",
+            min(statistics.median(r.ratios(r.cpu)) for r in ran),
+        )
     world.end()
 
 
 def main() -> None:
     """Start the ranks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="two points, under a minute")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a point's timing (8)")
     parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, help="these alone")
@@ -448,11 +502,17 @@ def main() -> None:
         importlib.metadata.version("torchrec")
     except importlib.metadata.PackageNotFoundError:
         sys.exit("torchrec is not installed here; benchmarks/README.md says how")
-    points = [p for p in (QUICK if options.quick else POINTS) if not options.layouts or p.layout in options.layouts]
+    points = [
+        p
+        for p in (QUICK if options.quick else POINTS)
+        if not options.layouts or p.layout in options.layouts
+    ]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(rank, (port, points, 2.0 if options.quick else options.seconds), RANKS)
+    torch.multiprocessing.spawn(
+        rank, (port, points, 2.0 if options.quick else options.seconds), RANKS
+    )
 
 
 if __name__ == "__main__":

@@ -3,23 +3,28 @@
     python benchmarks/vs_torchrec_box.py           # three layouts, 1 and 10 ids a bag: about five minutes
     python benchmarks/vs_torchrec_box.py --quick   # one point, the same checks, under a minute
 
-2 hosts of 2 ranks, links of 1 Gbit/s, and for each rank a quarter of the machine's cores (cluster/box.py; root). The
-peer, the tables, their rows and their ids are those of `vs_torchrec.py`. The model has 13 numbers and the MLPs below;
-the loss is binary cross-entropy; dense weights learn by SGD (Adam makes whole steps of rounding: within ten, both sides
-would part), rows by row-wise AdaGrad in the backward. Both live in the same processes, used as their users use them.
+2 hosts of 2 ranks, links of 1 Gbit/s, and for each rank a quarter of the machine's cores
+(cluster/box.py; root). The peer, the tables, their rows and their ids are those of
+`vs_torchrec.py`. The model has 13 numbers and the MLPs below; the loss is binary cross-entropy;
+dense weights learn by SGD (Adam makes whole steps of rounding: within ten, both sides would part),
+rows by row-wise AdaGrad in the backward. Both live in the same processes, used as their users use
+them.
 
-Ours is `Ranks` and `Step`, as `sparrow train` has them, but for the guard against gradients that are not finite, which
-torchrec lacks; ids of the next batch leave in the forward. The peer is `DLRMTrain` under `DistributedModelParallel`,
-once with the ids sent when they are needed (plain), once under `TrainPipelineSparseDist` (pipelined), which sends those
-of the next batch as ours does. A step is from a batch's tensors to the updated model.
+Ours is `Ranks` and `Step`, as `sparrow train` has them, but for the guard against gradients that
+are not finite, which torchrec lacks; ids of the next batch leave in the forward. The peer is
+`DLRMTrain` under `DistributedModelParallel`, once with the ids sent when they are needed (plain),
+once under `TrainPipelineSparseDist` (pipelined), which sends those of the next batch as ours does.
+A step is from a batch's tensors to the updated model.
 
-All begin with the same weights and see the same batches, each rank its quarter. torchrec divides gradients of the
-tables by the number of ranks, and DDP those of dense weights: with each rank's mean loss that is the mean over all
-samples, which ours takes too. The probabilities of the first four steps, of two batches that come twice, and the losses
-of all ranks together must agree to 1e-4, or nothing is timed.
+All begin with the same weights and see the same batches, each rank its quarter. torchrec divides
+gradients of the tables by the number of ranks, and DDP those of dense weights: with each rank's
+mean loss that is the mean over all samples, which ours takes too. The probabilities of the first
+four steps, of two batches that come twice, and the losses of all ranks together must agree to 1e-4,
+or nothing is timed.
 
-Sides take turns, some steps each, all ranks together. A ratio is that of a pair, torchrec / Sparrow. CPU time is that
-of all ranks together. "MB sent" is what leaves the hosts by their links in a step, headers included.
+Sides take turns, some steps each, all ranks together. A ratio is that of a pair, torchrec /
+Sparrow. CPU time is that of all ranks together. "MB sent" is what leaves the hosts by their links
+in a step, headers included.
 """
 
 from __future__ import annotations
@@ -71,12 +76,19 @@ from sparrow.kernels import missing
 from sparrow.models import dlrm
 from sparrow.optimizers import sgd
 from sparrow.trained.run import Loop, Run
+from sparrow.training.begin import begin_ranks
 from sparrow.training.ranks import Ranks
 
 BOTTOM, TOP, SGD = (256, 64), (256, 128), sgd.Config(lr=0.1)
-POINTS = [Point(layout, pooling) for layout in ("table_wise", "row_wise", "column_wise") for pooling in (1, 10)]
-CHECKED, STEPS = 4, 3  # steps that are compared, two of them of batches seen before; steps of a turn
-SEEDS = 2000  # with which no ReLU's input comes so near 0 in the compared steps that rounding decides
+POINTS = [
+    Point(layout, pooling)
+    for layout in ("table_wise", "row_wise", "column_wise")
+    for pooling in (1, 10)
+]
+# steps that are compared, two of them of batches seen before; steps of a turn
+CHECKED, STEPS = 4, 3
+# with which no ReLU's input comes so near 0 in the compared steps that rounding decides
+SEEDS = 2000
 
 
 class Sample(NamedTuple):
@@ -88,14 +100,22 @@ class Sample(NamedTuple):
 
 
 Step = Callable[[], tuple[Tensor, Tensor]]
-"""Take one; gives this rank's probabilities [B] before it, and a loss whose mean over ranks is that of the batch."""
+"""Take one; gives this rank's probabilities [B] before it, and a loss whose mean over ranks is that
+of the batch.
+"""
 
 
 def samples(point: Point, rank: int) -> Iterator[Sample]:
-    """This rank's parts of the batches, again and again; the first two come twice at once, for the check."""
+    """This rank's parts of the batches, again and again; the first two come twice at once, for the
+    check.
+    """
     random, mine = torch.Generator().manual_seed(SEEDS + rank), point.batch // RANKS
     found = [
-        Sample(torch.randn(mine, NUMBERS, generator=random), ids, (torch.rand(mine, generator=random) < 0.25).float())
+        Sample(
+            torch.randn(mine, NUMBERS, generator=random),
+            ids,
+            (torch.rand(mine, generator=random) < 0.25).float(),
+        )
         for ids in draw(point, SEEDS + rank)
     ]
     return itertools.chain(found[:2], itertools.cycle(found))
@@ -104,13 +124,19 @@ def samples(point: Point, rank: int) -> Iterator[Sample]:
 def run_of(point: Point) -> Run:
     """Sparrow's settings."""
     model, loop = dlrm.Config(dim=point.dim, bottom=BOTTOM, top=TOP), Loop(nonfinite="off")
-    return replace(settings(point.layout, "fp32"), model=model, loop=loop, tables=RULE, dense=SGD, seed=SEED)
+    return replace(
+        settings(point.layout, "fp32"), model=model, loop=loop, tables=RULE, dense=SGD, seed=SEED
+    )
 
 
 def ours(point: Point, first: Ranks) -> tuple[Any, Step]:
     """Sparrow's model and its step."""
-    of: dict[str, Any] = {"kind": "categorical"} if point.pooling == 1 else {"kind": "list", "pooling": "sum"}
-    columns = {"label": Column(kind="label")} | {f"I{i}": Column(kind="numeric") for i in range(NUMBERS)}
+    of: dict[str, Any] = (
+        {"kind": "categorical"} if point.pooling == 1 else {"kind": "list", "pooling": "sum"}
+    )
+    columns = {"label": Column(kind="label")} | {
+        f"I{i}": Column(kind="numeric") for i in range(NUMBERS)
+    }
     columns |= {name: Column(table=name, **of) for name in NAMES}
     tables = {name: Encoding(kind="range", rows=ROWS) for name in NAMES}
     case = Case(run_of(point), first, log=Schema(columns=columns, encodings=tables))
@@ -152,7 +178,9 @@ def peer(point: Point, rank: int, mine: Any, pipelined: bool) -> Step:
 
     def batches() -> Iterator[Theirs]:
         for sample in samples(point, rank):
-            ids = KeyedJaggedTensor(keys=list(NAMES), values=sample.ids.values_N, lengths=sample.ids.lengths)
+            ids = KeyedJaggedTensor(
+                keys=list(NAMES), values=sample.ids.values_N, lengths=sample.ids.lengths
+            )
             yield Theirs(sample.numbers_BC, ids, sample.labels_B)
 
     each = batches()
@@ -173,11 +201,18 @@ def peer(point: Point, rank: int, mine: Any, pipelined: bool) -> Step:
 
 @torch.no_grad()
 def copy_dense(mine: Any, theirs: Any) -> None:
-    """Give torchrec's MLPs our weights. Its pairs are in the order of the upper triangle, ours in that of the lower."""
+    """Give torchrec's MLPs our weights. Its pairs are in the order of the upper triangle, ours in
+    that of the lower.
+    """
     vectors, dim = len(NAMES) + 1, mine.dim
     theirs_at = {pair: i for i, pair in enumerate(itertools.combinations(range(vectors), 2))}
     order = torch.tensor([theirs_at[j, i] for i in range(vectors) for j in range(i)])
-    layers = [m for arch in (theirs.dense_arch, theirs.over_arch) for m in arch.modules() if hasattr(m, "in_features")]
+    layers = [
+        m
+        for arch in (theirs.dense_arch, theirs.over_arch)
+        for m in arch.modules()
+        if hasattr(m, "in_features")
+    ]
     own = [*mine.bottom.layers, *mine.top.layers, mine.head]
     for one, other in zip(own, layers, strict=True):
         other.weight.copy_(one.weight)
@@ -186,12 +221,14 @@ def copy_dense(mine: Any, theirs: Any) -> None:
     over[:, dim + order] = mine.top.layers[0].weight[:, dim:]
 
 
-# -- checking and timing -----------------------------------------------------------------------------------------------
+# -- checking and timing ---------------------------------------------------------------------------
 
 
 @dataclass
 class Result:
-    """Of one point, the same on every rank: of each pair of turns [ours, plain, pipelined], per step of all ranks."""
+    """Of one point, the same on every rank: of each pair of turns [ours, plain, pipelined], per
+    step of all ranks.
+    """
 
     difference: float
     wall: list[list[float]] = field(default_factory=list)
@@ -200,7 +237,9 @@ class Result:
 
 
 def check(sides: list[Step]) -> float:
-    """The largest difference of probabilities and losses from ours on any rank; SystemExit when it is too large."""
+    """The largest difference of probabilities and losses from ours on any rank; SystemExit when it
+    is too large.
+    """
     worst = torch.zeros(())
     for _ in range(CHECKED):
         answers = []
@@ -224,7 +263,10 @@ def measure(point: Point, first: Ranks, seconds: float) -> Result:
     sides = [own, peer(point, rank, mine, pipelined=False), peer(point, rank, mine, pipelined=True)]
     result, end, turn = Result(check(sides)), time.perf_counter() + seconds, 0
     while agreed(turn < 4 or time.perf_counter() < end):
-        found = {side: timed(sides[side], rank) for side in (range(3) if turn % 2 else reversed(range(3)))}
+        found = {
+            side: timed(sides[side], rank)
+            for side in (range(3) if turn % 2 else reversed(range(3)))
+        }
         wall, cpu, count = zip(*(found[side] for side in range(3)), strict=True)
         result.wall.append(list(wall))
         result.cpu.append(list(cpu))
@@ -243,9 +285,10 @@ def timed(side: Step, rank: int) -> tuple[float, float, float]:
 
 
 HEAD = (
-    f"{'layout':12}{'ids/bag':>8} | step ms {'ours':>7}{'plain':>8}{'pipelined':>10}{'plain / ours':>21}"
-    f"{'pipelined / ours':>21} | CPU ms {'ours':>7}{'plain':>8}{'pipelined':>10}{'ratios':>9} | MB sent {'ours':>6}"
-    f"{'plain':>7} | turns | difference"
+    f"{'layout':12}{'ids/bag':>8} | step ms"
+    f" {'ours':>7}{'plain':>8}{'pipelined':>10}{'plain / ours':>21}{'pipelined / ours':>21} | CPU"
+    f" ms {'ours':>7}{'plain':>8}{'pipelined':>10}{'ratios':>9} | MB sent {'ours':>6}{'plain':>7} |"
+    " turns | difference"
 )
 
 
@@ -256,7 +299,10 @@ def ratios(times: list[list[float]], side: int) -> list[float]:
 
 def line(point: Point, r: Result) -> str:
     """One row of the table."""
-    sides = [[statistics.median(side) for side in zip(*each, strict=True)] for each in (r.wall, r.cpu, r.bytes)]
+    sides = [
+        [statistics.median(side) for side in zip(*each, strict=True)]
+        for each in (r.wall, r.cpu, r.bytes)
+    ]
     wall, cpu, sent_by = sides
     shown = []
     for side in (1, 2):
@@ -264,9 +310,10 @@ def line(point: Point, r: Result) -> str:
         shown.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
     of_cpu = [statistics.median(ratios(r.cpu, side)) for side in (1, 2)]
     return (
-        f"{point.layout:12}{point.pooling:8} | {wall[0]:15.1f}{wall[1]:8.1f}{wall[2]:10.1f}{shown[0]:>21}{shown[1]:>21}"
-        f" | {cpu[0]:14.1f}{cpu[1]:8.1f}{cpu[2]:10.1f}  {of_cpu[0]:.2f} {of_cpu[1]:.2f} | {sent_by[0] / 1e6:14.1f}"
-        f"{sent_by[1] / 1e6:7.1f} | {len(r.wall):5} | {r.difference:.0e}"
+        f"{point.layout:12}{point.pooling:8} |"
+        f" {wall[0]:15.1f}{wall[1]:8.1f}{wall[2]:10.1f}{shown[0]:>21}{shown[1]:>21} |"
+        f" {cpu[0]:14.1f}{cpu[1]:8.1f}{cpu[2]:10.1f}  {of_cpu[0]:.2f} {of_cpu[1]:.2f} |"
+        f" {sent_by[0] / 1e6:14.1f}{sent_by[1] / 1e6:7.1f} | {len(r.wall):5} | {r.difference:.0e}"
     )
 
 
@@ -277,7 +324,7 @@ def job(points: list[Point], seconds: float) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     logging.disable(logging.WARNING)
-    first = Ranks(run_of(points[0]))
+    first = begin_ranks(run_of(points[0]))
     ready()
     results = []
     with first.world.watched():
@@ -287,14 +334,18 @@ def job(points: list[Point], seconds: float) -> None:
                 print(line(point, results[-1]))
     if first.leads:
         for name, of in (("step", "wall"), ("CPU time", "cpu")):
-            medians = [statistics.median(ratios(getattr(r, of), side)) for r in results for side in (1, 2)]
+            medians = [
+                statistics.median(ratios(getattr(r, of), side)) for r in results for side in (1, 2)
+            ]
             target(f"{name} against torchrec, lowest", min(medians))
     first.world.end()
 
 
 def main() -> None:
     """Start the ranks in a box."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one point, the least time")
     parser.add_argument("--seconds", type=float, default=25.0, help="of a point's timing (25)")
     parser.add_argument("--job", action="store_true", help="what the box runs as each rank")
@@ -310,15 +361,23 @@ def main() -> None:
     except importlib.metadata.PackageNotFoundError:
         sys.exit("torchrec is not installed here; benchmarks/README.md says how")
     print(
-        f"torch {torch.__version__}, torchrec {version}; {os.cpu_count()} cores, load before {os.getloadavg()[0]:.1f}",
+        f"torch {torch.__version__}, torchrec {version}; {os.cpu_count()} cores, load before"
+        f" {os.getloadavg()[0]:.1f}",
         flush=True,
     )
     with Box(hosts=HOSTS, ranks_per_host=LOCAL, mbit=1000) as box:
-        ended = box.run([sys.executable, "-W", "ignore", *sys.argv, "--job"], timeout_s=1500, begins_free=True)
-        print(f"{HOSTS} hosts x {LOCAL} ranks of {box.cores_each:g} cores; {told(box.links, box.mbit)}\n{HEAD}")
+        ended = box.run(
+            [sys.executable, "-W", "ignore", *sys.argv, "--job"], timeout_s=1500, begins_free=True
+        )
+        print(
+            f"{HOSTS} hosts x {LOCAL} ranks of {box.cores_each:g} cores;"
+            f" {told(box.links, box.mbit)}\n{HEAD}"
+        )
     print(ended[0].out, end="")
     if failed := [one for one in ended if one.code]:
-        sys.exit("\n".join(f"rank {one.rank} ended with {one.code}: {one.err[-2000:]}" for one in failed))
+        sys.exit(
+            "\n".join(f"rank {one.rank} ended with {one.code}: {one.err[-2000:]}" for one in failed)
+        )
 
 
 if __name__ == "__main__":

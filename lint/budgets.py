@@ -1,37 +1,26 @@
-"""Keeps the house small: lines of a file and of a function, arguments, and lines per room, against budgets.toml.
+"""Keeps the house small, in tokens so that long lines gain nothing; see budgets.toml.
 
-    python lint/budgets.py            # says what is over, and how far each room has changed; exit status 1 if any is
-    python lint/budgets.py --write    # takes the lines of today as the rooms' budgets
+    python lint/budgets.py            # says what is over (exit status 1) and how folders changed
+    python lint/budgets.py --write    # takes the tokens of today as the caps of folders
 
-A code line has code on it: blank lines, comments and docstrings do not count.
+Each folder of the library, each extension and each app has a cap, and so has the library in all.
+`tests/test_loaded.py` holds what the defaults load to its own. A function has at most so many
+tokens and arguments, a file so many tokens.
 """
 
 from __future__ import annotations
 
 import ast
-import io
 import sys
-import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tokens import PACKAGE, ROOT, folders, read_tokens
+
 BUDGETS = Path(__file__).with_name("budgets.toml")
+LIBRARY = "the library"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def code_lines(text: str) -> set[int]:
-    """The numbers of the lines with code."""
-    quiet = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    found: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in quiet:
-            found |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            found -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return found
 
 
 def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, Function]]:
@@ -50,62 +39,69 @@ def arguments(node: Function) -> int:
     return len([a for a in given if a.arg not in ("self", "cls", "ctx")])
 
 
-def check(path: Path, most: dict[str, int], excepted: set[str]) -> Iterator[str]:
-    """What of a file is over budget, but for the excepted ones: "PATH" or "PATH:FUNCTION"."""
+def oversized(path: Path, most: Mapping[str, int], excepted: set[str]) -> Iterator[str]:
+    """What of a file is over its bounds, but for the excepted functions: "PATH:FUNCTION"."""
     text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
-    code = code_lines(text)
-    if len(code) > most["file"] and name not in excepted:
-        yield f"{name}: {len(code)} code lines, {most['file']} are allowed; it has two jobs"
+    lines = [token.start[0] for token in read_tokens(text)]
+    if len(lines) > most["file"]:
+        yield f"{name}: {len(lines):,} tokens, {most['file']:,} are allowed; it has two jobs"
     for function, node in functions(ast.parse(text)):
         if f"{name}:{function}" in excepted:
             continue
-        lines = len(code & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
-        if lines > most["function"]:
-            yield f"{name}:{function}: {lines} code lines, {most['function']} are allowed"
+        size = sum(node.lineno <= line <= (node.end_lineno or 0) for line in lines)
+        if size > most["function"]:
+            yield f"{name}:{function}: {size} tokens, {most['function']} are allowed"
         if arguments(node) > most["arguments"]:
             yield f"{name}:{function}: {arguments(node)} arguments, {most['arguments']} are allowed"
 
 
-def rooms(apart: set[str]) -> dict[str, int]:
-    """Code lines of Python per room of sparrow/. apart: rooms and files; "X/Y" counts for itself, not for X."""
-    found: dict[str, int] = {}
-    for path in sorted((ROOT / "sparrow").rglob("*.py")):
-        parts = path.relative_to(ROOT / "sparrow").parts
-        within = ["/".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
-        room = next((one for one in within if one in apart), parts[0] if len(parts) > 1 else ".")
-        found[room] = found.get(room, 0) + len(code_lines(path.read_text(encoding="utf-8")))
-    return found
+def measured() -> dict[str, int]:
+    """Tokens of each folder, and of the library in all: what is neither extension, app, command
+    line nor C++.
+    """
+    sums = dict(sorted(folders().items()))
+    above = ("extensions/", "apps/", "cli")
+    library = [name for name in sums if not name.startswith(above) and not name.endswith("C++")]
+    return {LIBRARY: sum(sums[name] for name in library), **sums}
+
+
+def written(caps: Mapping[str, int]) -> str:
+    """The caps as TOML."""
+    return "\n".join(f'"{name}" = {count}' for name, count in caps.items())
 
 
 def main() -> int:
-    """Check, or write the rooms' lines."""
-    budgets = tomllib.loads(BUDGETS.read_text(encoding="utf-8"))
-    now, allowed = rooms(set(budgets["apart"])), budgets["rooms"]
+    """Check, or write the caps."""
+    text = BUDGETS.read_text(encoding="utf-8")
+    budgets, sizes = tomllib.loads(text), measured()
     if "--write" in sys.argv[1:]:
-        head = BUDGETS.read_text(encoding="utf-8").split("\n[rooms]")[0]
-        lines = [f"{room} = {count}" if room.isalnum() else f'"{room}" = {count}' for room, count in now.items()]
-        BUDGETS.write_text(head + "\n[rooms]\n" + "\n".join(lines) + "\n", encoding="utf-8")
+        head = text.split("\n[folders]")[0]
+        BUDGETS.write_text(f"{head}\n[folders]\n{written(sizes)}\n", encoding="utf-8")
         return 0
-    excepted = set(budgets["excepted"])
-    told = [
-        line for path in sorted((ROOT / "sparrow").rglob("*.py")) for line in check(path, budgets["most"], excepted)
-    ]
-    for room, count in now.items():
-        if room not in allowed:
-            told.append(f"{room}: no budget; add a row to {BUDGETS.relative_to(ROOT)}")
-        elif count > allowed[room]:
-            told.append(f"{room}: {count} code lines, {allowed[room]} are budgeted; make it smaller or raise its row")
-    flow = sum(count for room, count in now.items() if room not in budgets["apart"])
-    if flow > budgets["most"]["flow"]:
-        told.append(f"the flow: {flow} code lines, {budgets['most']['flow']} are allowed")
-    changed = [
-        f"{room} {now[room] - allowed[room]:+d}" for room in now if room in allowed and now[room] != allowed[room]
+    caps, excepted = budgets["folders"], set(budgets["excepted"])
+    paths = sorted(PACKAGE.rglob("*.py"))
+    over = [line for path in paths for line in oversized(path, budgets["most"], excepted)]
+    for name in sorted(sizes.keys() | caps.keys()):
+        if name not in caps:
+            over.append(f"{name}: no cap; add a row to {BUDGETS.relative_to(ROOT)}")
+        elif name not in sizes:
+            over.append(f"{name}: a cap without a folder; drop its row")
+        elif sizes[name] > caps[name]:
+            over.append(
+                f"{name}: {sizes[name]:,} tokens, its cap is {caps[name]:,}; make it smaller, or"
+                " say why it grows"
+            )
+    changes = [
+        f"{name} {sizes[name] - caps[name]:+,d}"
+        for name in sizes
+        if sizes[name] != caps.get(name, sizes[name])
     ]
     print(
-        f"flow: {flow} of {budgets['most']['flow']} code lines; against the budgets: {', '.join(changed) or 'the same'}"
+        f"{LIBRARY}: {sizes[LIBRARY]:,} tokens; against the caps:"
+        f" {', '.join(changes) or 'the same'}"
     )
-    print("\n".join(told), end="\n" if told else "")
-    return bool(told)
+    print("\n".join(over), end="\n" if over else "")
+    return bool(over)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""The whole of Sparrow in one page: a click log becomes a trained model, and the model scores a new row.
+"""The whole of Sparrow in one page: a click log becomes a trained model, and the model scores a new
+row.
 
-Run it with `python recipes/quickstart.py [DIRECTORY]`; it takes some seconds. docs/flow.md says what happens inside.
+Run it with `python recipes/quickstart.py [DIRECTORY]`; it takes some seconds. docs/flow.md says
+what happens inside.
 """
 
 import sys
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 import torch
 
 from sparrow import checkpoint, data
+from sparrow.apps.generate import generate
 from sparrow.embeddings import TableChoices
 from sparrow.features.rows import batches
 from sparrow.kernels.rules import rowwise_adagrad
@@ -30,7 +33,9 @@ def main(directory: Path, rows: int = 60_000) -> dict[str, float]:
         The metrics of the test part.
     """
     # a raw log: sessions of users who see items; here one whose true click probabilities are known
-    made = data.generate(directory / "log.parquet", rows=rows, users=500, items=200, seed=1, overwrite=True)
+    made = generate(
+        directory / "log.parquet", rows=rows, users=500, items=200, seed=1, overwrite=True
+    )
 
     # typed columns, ids and numbers; the last days are held out
     data.prepare([directory / "log.parquet"], directory / "prepared", overwrite=True)
@@ -44,17 +49,23 @@ def main(directory: Path, rows: int = 60_000) -> dict[str, float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
     for batch in log.loader(512):
-        loss = binary_cross_entropy(model(batch), batch)  # ids -> rows -> pooled vectors -> logits -> scalar
+        # ids -> rows -> pooled vectors -> logits -> scalar
+        loss = binary_cross_entropy(model(batch), batch)
         loss.backward()  # each table's rows are updated here
         optimizer.step()  # the dense weights
         optimizer.zero_grad()
 
     result = evaluate(lambda batch: probabilities(model(batch)), log.loader(512, split="test"))
-    print(f"test AUC {result['auc']:.3f}, NE {result['ne']:.3f}; the best possible: AUC {made.limit['auc']:.3f}")
+    print(
+        f"test AUC {result['auc']:.3f}, NE {result['ne']:.3f}; the best possible: AUC"
+        f" {made.limit['auc']:.3f}"
+    )
 
     # dense weights and table rows, as safetensors
     dense = {"dense": model.state_dict()}
-    path = checkpoint.save(directory / "model", 1, identity={}, state={}, parts=dense, chunks=model.ids.tables.chunks())
+    path = checkpoint.save(
+        directory / "model", 1, identity={}, state={}, parts=dense, chunks=model.ids.tables.chunks()
+    )
     print(f"saved as {path}")
 
     # the model anew, with what was saved
@@ -64,12 +75,15 @@ def main(directory: Path, rows: int = 60_000) -> dict[str, float]:
     for chunk in saved.chunks():
         loaded.ids.tables.load_chunk(chunk)
 
-    # a new row, raw and without its label; the transforms that were fitted for training make a batch of it
+    # a new row, raw and without its label; the transforms that were fitted for training make a
+    # batch of it
     row = pq.read_table(directory / "log.parquet").slice(0, 1).drop_columns(["label"])
     (batch,) = batches(log.schema, log.transforms.transform(row, training=False), batch_size=1)
     with torch.no_grad():
         probability, before = probabilities(loaded(batch)), probabilities(model(batch))
-    assert torch.equal(probability, before), "the loaded model scores otherwise than the trained one"
+    assert torch.equal(probability, before), (
+        "the loaded model scores otherwise than the trained one"
+    )
     print(f"a new row is clicked with probability {probability.item():.3f}")
     return result
 

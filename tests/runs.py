@@ -1,16 +1,21 @@
-"""Runs on prepared logs: `small_run` is quick and the same in all tests, `run_of` has Sparrow's defaults."""
+"""Runs on prepared logs: `small_run` is quick and the same in all tests, `run_of` has Sparrow's
+defaults.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sparrow.data.batches.loader import Share
 from sparrow.embeddings import TableChoices
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.models import dlrm
 from sparrow.optimizers import adam
 from sparrow.trained.run import Checkpoints, Data, Log, Run, Schedule
+from sparrow.training import Trainer
 
 
 def small_run(prepared: Path, run_dir: Path, *, batch_size: int = 256, **changes: Any) -> Run:
@@ -29,6 +34,13 @@ def small_run(prepared: Path, run_dir: Path, *, batch_size: int = 256, **changes
     return dataclasses.replace(run, **changes)
 
 
+def learn(trainer: Trainer, shares: Sequence[Share]) -> None:
+    """A step of a run, on other shares than its feed has."""
+    trainer.record(trainer.course.learn(shares, trainer.step))
+
+
 def run_of(prepared: Path | str, run_dir: Path | str, **settings: Any) -> Run:
     """A run of defaults, on one thread. settings: by dotted name, as on the command line."""
-    return Run.of(prepared, {"run_dir": str(run_dir), "threads": 1, "log.tensorboard": False, **settings})
+    return Run.of(
+        prepared, {"run_dir": str(run_dir), "threads": 1, "log.tensorboard": False, **settings}
+    )

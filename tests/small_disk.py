@@ -9,7 +9,8 @@ import pytest
 
 
 def on_small_disk(place: Path, size: str, kind: str = "tmpfs") -> list[str]:
-    """Returns what stands before a command that is to find a small file system at a folder. It ends with the command.
+    """Returns what stands before a command that is to find a small file system at a folder. It ends
+    with the command.
 
     Skips the test where this user cannot make one.
 
@@ -19,10 +20,22 @@ def on_small_disk(place: Path, size: str, kind: str = "tmpfs") -> list[str]:
         kind: "tmpfs", or "ext4" in a file beside the folder, which only root may mount.
     """
     place.mkdir(exist_ok=True)
-    made, image = f"mount -t tmpfs -o size={size} none {place}", place.with_name(f"{place.name}.ext4")
-    mount = ["unshare", "--mount", *(["--user", "--map-root-user"] if kind == "tmpfs" else []), "sh", "-c"]
+    made, image = (
+        f"mount -t tmpfs -o size={size} none {place}",
+        place.with_name(f"{place.name}.ext4"),
+    )
+    mount = [
+        "unshare",
+        "--mount",
+        *(["--user", "--map-root-user"] if kind == "tmpfs" else []),
+        "sh",
+        "-c",
+    ]
     if kind == "ext4":
-        made = f"truncate -s {size} {image} && mkfs.ext4 -q -O ^has_journal {image} && mount -o loop {image} {place}"
+        made = (
+            f"truncate -s {size} {image} && mkfs.ext4 -q -O ^has_journal {image} && mount -o loop"
+            f" {image} {place}"
+        )
     try:
         able = subprocess.run([*mount, made], capture_output=True).returncode == 0
     except FileNotFoundError:

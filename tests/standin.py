@@ -1,10 +1,12 @@
 """A stand-in for a GPU, so that the paths of a device run where there is none.
 
-A tensor on it has its numbers in host memory. It says that it is on "cuda:0", and autograd takes it for one of a
-device. An operator whose tensors lie on both sides raises, as CUDA does. Every operator that would let the host wait
-for a GPU is counted, and every one that would add in no fixed order there.
+A tensor on it has its numbers in host memory. It says that it is on "cuda:0", and autograd takes it
+for one of a device. An operator whose tensors lie on both sides raises, as CUDA does. Every
+operator that would let the host wait for a GPU is counted, and every one that would add in no fixed
+order there.
 
-The operators of `embedding_bag` run on the numbers in host memory, and none of their waits is counted.
+The operators of `embedding_bag` run on the numbers in host memory, and none of their waits is
+counted.
 """
 
 from __future__ import annotations
@@ -32,25 +34,61 @@ aten = torch.ops.aten
 CUDA = torch.device("cuda:0")
 # operators whose result has a size that only the numbers tell, or which is on the host
 WAITS = {
-    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.bincount, aten.unique_consecutive,
-    aten._unique, aten._unique2, aten.unique_dim,
-}  # fmt: skip
-# operators that add in no fixed order on CUDA, whatever `use_deterministic_algorithms` says or unless it is on
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.masked_select,
+    aten.equal,
+    aten.bincount,
+    aten.unique_consecutive,
+    aten._unique,
+    aten._unique2,
+    aten.unique_dim,
+}
+# operators that add in no fixed order on CUDA, whatever `use_deterministic_algorithms` says or
+# unless it is on
 ATOMIC = {
-    aten.index_add, aten.index_add_, aten.scatter_add, aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_,
-    aten.index_reduce, aten.index_reduce_, aten.embedding_dense_backward, aten._embedding_bag_dense_backward,
-    aten._efficient_attention_backward, aten._flash_attention_backward,
-}  # fmt: skip
-# operators for which `use_deterministic_algorithms(True)` raises on CUDA, as its documentation lists them
+    aten.index_add,
+    aten.index_add_,
+    aten.scatter_add,
+    aten.scatter_add_,
+    aten.scatter_reduce,
+    aten.scatter_reduce_,
+    aten.index_reduce,
+    aten.index_reduce_,
+    aten.embedding_dense_backward,
+    aten._embedding_bag_dense_backward,
+    aten._efficient_attention_backward,
+    aten._flash_attention_backward,
+}
+# operators for which `use_deterministic_algorithms(True)` raises on CUDA, as its documentation
+# lists them
 RAISES = {
-    aten.avg_pool3d_backward, aten._adaptive_avg_pool2d_backward, aten._adaptive_avg_pool3d_backward,
-    aten.adaptive_max_pool2d_backward, aten.fractional_max_pool2d_backward, aten.fractional_max_pool3d_backward,
-    aten.max_unpool2d, aten.max_unpool3d, aten.upsample_linear1d_backward, aten.upsample_bilinear2d_backward,
-    aten.upsample_bicubic2d_backward, aten.upsample_trilinear3d_backward, aten.reflection_pad1d_backward,
-    aten.reflection_pad2d_backward, aten.reflection_pad3d_backward, aten.nll_loss_forward, aten.nll_loss2d_forward,
-    aten._ctc_loss_backward, aten.put, aten.put_, aten.histc, aten.median, aten.kthvalue,
-    aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward,
-}  # fmt: skip
+    aten.avg_pool3d_backward,
+    aten._adaptive_avg_pool2d_backward,
+    aten._adaptive_avg_pool3d_backward,
+    aten.adaptive_max_pool2d_backward,
+    aten.fractional_max_pool2d_backward,
+    aten.fractional_max_pool3d_backward,
+    aten.max_unpool2d,
+    aten.max_unpool3d,
+    aten.upsample_linear1d_backward,
+    aten.upsample_bilinear2d_backward,
+    aten.upsample_bicubic2d_backward,
+    aten.upsample_trilinear3d_backward,
+    aten.reflection_pad1d_backward,
+    aten.reflection_pad2d_backward,
+    aten.reflection_pad3d_backward,
+    aten.nll_loss_forward,
+    aten.nll_loss2d_forward,
+    aten._ctc_loss_backward,
+    aten.put,
+    aten.put_,
+    aten.histc,
+    aten.median,
+    aten.kthvalue,
+    aten.grid_sampler_2d_backward,
+    aten.grid_sampler_3d_backward,
+}
 
 
 @cache
@@ -63,7 +101,9 @@ def _backend() -> torch.device:
 
 
 def register() -> None:
-    """Call it before the first backward of the process: autograd then makes a queue for every device that there is."""
+    """Call it before the first backward of the process: autograd then makes a queue for every
+    device that there is.
+    """
     _backend()
 
 
@@ -135,7 +175,9 @@ class StandIn(TorchDispatchMode):
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         mine = [t for t in given if isinstance(t, OnDevice)]
         asked = kwargs.get("device")
-        there = bool(mine) if asked is None else torch.device(asked).type in ("cuda", _backend().type)
+        there = (
+            bool(mine) if asked is None else torch.device(asked).type in ("cuda", _backend().type)
+        )
         if asked is not None:
             kwargs["device"] = torch.device("cpu")
         if mine or there:
@@ -154,32 +196,50 @@ class StandIn(TorchDispatchMode):
         if name == self.refused:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         if of in (aten._to_copy, aten.copy_):
-            source, target = (args[0], there) if of is aten._to_copy else (args[1], isinstance(args[0], OnDevice))
+            source, target = (
+                (args[0], there)
+                if of is aten._to_copy
+                else (args[1], isinstance(args[0], OnDevice))
+            )
             crosses = isinstance(source, OnDevice) != target
             blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
-            pageable = target and source.untyped_storage().data_ptr() not in self.pinned if crosses else False
+            pageable = (
+                target and source.untyped_storage().data_ptr() not in self.pinned
+                if crosses
+                else False
+            )
             if crosses and target:
                 self.sent = max(self.sent, source.numel())
             if crosses and (blocking or pageable):
                 self.waits[f"{name} to the {'device' if target else 'host'}"] += 1
             return
         indexed = of in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
-        if indexed and any(i is not None and (i.dtype == torch.bool or not isinstance(i, OnDevice)) for i in args[1]):
+        if indexed and any(
+            i is not None and (i.dtype == torch.bool or not isinstance(i, OnDevice))
+            for i in args[1]
+        ):
             self.waits[f"{name} by a mask, or by numbers of the host"] += 1
         other = [t for t in given if not isinstance(t, OnDevice) and t.dim()]
         if mine and other and not indexed:
-            raise RuntimeError(f"{name}: tensors {[(t.device, t.shape) for t in given]} are on two devices")
+            raise RuntimeError(
+                f"{name}: tensors {[(t.device, t.shape) for t in given]} are on two devices"
+            )
         if of in WAITS or (of is aten.repeat_interleave and kwargs.get("output_size") is None):
             self.waits[name] += 1
         if of is aten.segment_reduce and not kwargs.get("unsafe"):
             self.waits[name] += 1
-        floats = any(t.is_floating_point() for t in mine)  # whole numbers add up to the same in any order
-        if of in RAISES or (floats and (of in ATOMIC or of in (aten.cumsum, aten.cumsum_, aten.bincount))):
+        # whole numbers add up to the same in any order
+        floats = any(t.is_floating_point() for t in mine)
+        if of in RAISES or (
+            floats and (of in ATOMIC or of in (aten.cumsum, aten.cumsum_, aten.bincount))
+        ):
             self.unordered[name] += 1
 
 
 def _wrapped(mine: list[OnDevice], out: Tensor) -> Tensor:
-    """Returns the tensor of the device with these numbers: one that the operator was given, or a new one."""
+    """Returns the tensor of the device with these numbers: one that the operator was given, or a
+    new one.
+    """
     same = [t for t in mine if t.held is out]
     return same[0] if same else OnDevice(out)
 
@@ -194,7 +254,10 @@ class _Names(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.device:
             return func(*args, **(kwargs or {}))
-        args, kwargs = [_there(a) for a in args], {name: _there(a) for name, a in (kwargs or {}).items()}
+        args, kwargs = (
+            [_there(a) for a in args],
+            {name: _there(a) for name, a in (kwargs or {}).items()},
+        )
         if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") == _backend():
             del kwargs["device"]
             return func(*args, **kwargs).to(_backend())
@@ -260,11 +323,18 @@ def standin() -> Iterator[StandIn]:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True to a scalar")
         for name, value in {
-            "is_available": lambda: True, "device_count": lambda: 1, "is_bf16_supported": lambda *_: True,
-            "get_device_capability": lambda *_: (8, 0), "mem_get_info": lambda *_: (1 << 36, 1 << 36),
-            "Stream": _Stream, "stream": on, "current_stream": lambda *_: device.stream, "_lazy_init": lambda: None,
-            "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8), "set_rng_state": lambda *_: None,
-        }.items():  # fmt: skip
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "is_bf16_supported": lambda *_: True,
+            "get_device_capability": lambda *_: (8, 0),
+            "mem_get_info": lambda *_: (1 << 36, 1 << 36),
+            "Stream": _Stream,
+            "stream": on,
+            "current_stream": lambda *_: device.stream,
+            "_lazy_init": lambda: None,
+            "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+            "set_rng_state": lambda *_: None,
+        }.items():
             patch.setattr(torch.cuda, name, value)
         for name in embedding_bag.__all__:
             operator = getattr(embedding_bag, name)

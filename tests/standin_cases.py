@@ -14,7 +14,7 @@ from sparrow import data
 from sparrow.core import Chunk, UserError
 from sparrow.distributed import World
 from sparrow.distributed.codecs import cast
-from sparrow.embeddings import EmbeddingTables, Feature, TableSpec, records, rows_on, unallocated
+from sparrow.embeddings import UNALLOCATED, EmbeddingTables, Feature, Placement, TableSpec, records
 from sparrow.embeddings.addressing import Direct
 from sparrow.kernels.formats import RowFormat
 from sparrow.kernels.rules import adam, sgd
@@ -30,7 +30,9 @@ from tests.training.test_loop import Kill, dies_at, logged, same, tensors
 
 
 def both(prepared: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """A run on the CPU and one on the device. What each step waits for, and what adds in no fixed order."""
+    """A run on the CPU and one on the device. What each step waits for, and what adds in no fixed
+    order.
+    """
     found: dict[str, Any] = {"steps": []}
     train(run_of(prepared, f"{folder}/cpu", **settings))
     with standin() as device, pytest.MonkeyPatch.context() as patch:
@@ -45,11 +47,18 @@ def both(prepared: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]
         patch.setattr(Step, "__call__", counted)
         before_epoch = device.waits.copy()
         train(run_of(prepared, f"{folder}/cuda", **settings, device="cuda"))
-        found |= {"all": device.waits - before_epoch, "unordered": device.unordered, "stream": vars(device.stream)}
+        found |= {
+            "all": device.waits - before_epoch,
+            "unordered": device.unordered,
+            "stream": vars(device.stream),
+        }
         model = restore(f"{folder}/cuda", which="last")
         batch = next(iter(data.open(prepared).loader(50, "valid")))
         assert next(model.model.parameters()).is_cuda
-        found["scores"] = [model.scores(batch), restore(f"{folder}/cpu", which="last").scores(batch)]
+        found["scores"] = [
+            model.scores(batch),
+            restore(f"{folder}/cpu", which="last").scores(batch),
+        ]
     found["logs"] = [logged(Path(folder, kind)) for kind in ("cpu", "cuda")]
     return found
 
@@ -57,7 +66,10 @@ def both(prepared: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]
 def resumed(prepared: str, folder: str, settings: dict[str, Any]) -> bool:
     """Whether a run on the device that was killed ends as one that was not."""
     with standin():
-        whole, cut = (run_of(prepared, f"{folder}/{name}", **settings, device="cuda") for name in ("whole", "cut"))
+        whole, cut = (
+            run_of(prepared, f"{folder}/{name}", **settings, device="cuda")
+            for name in ("whole", "cut")
+        )
         train(whole)
         with pytest.raises(Kill):
             train(cut, listener=dies_at(6))
@@ -65,8 +77,12 @@ def resumed(prepared: str, folder: str, settings: dict[str, Any]) -> bool:
         return same(tensors(whole.run_dir), tensors(cut.run_dir))
 
 
-def in_background(prepared: str, folder: str, settings: dict[str, Any]) -> tuple[bool, Counter[str]]:
-    """Whether a run on the device ends alike with checkpoints in the background, and where chunks wait for these."""
+def in_background(
+    prepared: str, folder: str, settings: dict[str, Any]
+) -> tuple[bool, Counter[str]]:
+    """Whether a run on the device ends alike with checkpoints in the background, and where chunks
+    wait for these.
+    """
     waiting: Counter[str] = Counter()
     with standin() as device, pytest.MonkeyPatch.context() as patch:
         copied, work = Chunk.copied, Saver._run
@@ -88,14 +104,18 @@ def in_background(prepared: str, folder: str, settings: dict[str, Any]) -> tuple
 
 
 def rows(format: RowFormat, block: int) -> dict[str, Any]:
-    """First values of rows that are made on the device and on the host, and how many bytes went over at once."""
+    """First values of rows that are made on the device and on the host, and how many bytes went
+    over at once.
+    """
     found: dict[str, Any] = {}
     spec = TableSpec(name="t", dim=9, addressing=Direct(100), rule=adam.Config(), format=format)
     with standin() as device, pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "BLOCK", block)
         for place in ("cpu", "cuda"):
-            with rows_on(place):
-                tables = EmbeddingTables([spec], [Feature(name="f", table="t")], seed=3)
+            placement = Placement(device=place)
+            tables = EmbeddingTables(
+                [spec], [Feature(name="f", table="t")], seed=3, placement=placement
+            )
             (record,) = tables.all_records()
             assert all(field.is_cuda == (place == "cuda") for field in record.fields.values())
             found[place] = {name: field.cpu() for name, field in record.fields.items()}
@@ -103,19 +123,27 @@ def rows(format: RowFormat, block: int) -> dict[str, Any]:
     return found
 
 
-def sharded(layout: Layout, poolings: tuple[str, ...], mode: str, unique: bool, narrow: bool) -> dict[str, Any]:
-    """Steps of sharded tables of one rank, on the CPU and on the device. What a step waits for there."""
+def sharded(
+    layout: Layout, poolings: tuple[str, ...], mode: str, unique: bool, narrow: bool
+) -> dict[str, Any]:
+    """Steps of sharded tables of one rank, on the CPU and on the device. What a step waits for
+    there.
+    """
     found: dict[str, Any] = {}
-    codecs = Codecs(forward=cast.Config(dtype="fp16"), backward=cast.Config(dtype="bf16")) if narrow else Codecs()
+    codecs = (
+        Codecs(forward=cast.Config(dtype="fp16"), backward=cast.Config(dtype="bf16"))
+        if narrow
+        else Codecs()
+    )
     with standin() as device:
         for place in ("cpu", "cuda"):
-            with rows_on(place):
-                with unallocated():
-                    tables = cases.tables(sgd.Config(lr=0.1), poolings, mode)
-                shard(tables, dict.fromkeys("abc", layout), World(), codecs)
+            tables = cases.tables(sgd.Config(lr=0.1), poolings, mode, placement=UNALLOCATED)
+            shard(tables, dict.fromkeys("abc", layout), World(), codecs, Placement(device=place))
             found[place] = []
             for step in range(2):
-                ids = (cases.grouped if unique else cases.ids)(step, 6, 3, True).each(Tensor.pin_memory)
+                ids = (cases.grouped if unique else cases.ids)(step, 6, 3, True).map_tensors(
+                    Tensor.pin_memory
+                )
                 ids = ids.to(place, non_blocking=True)
                 device.waits.clear()
                 tables.prefetch(ids)
@@ -124,7 +152,9 @@ def sharded(layout: Layout, poolings: tuple[str, ...], mode: str, unique: bool, 
                 tables.update()
                 found["waits"] = dict(device.waits)
                 found[place] += [v.detach().cpu() for v in vectors.values()]
-            found[place] += [field.cpu() for record in tables.all_records() for field in record.fields.values()]
+            found[place] += [
+                field.cpu() for record in tables.all_records() for field in record.fields.values()
+            ]
     return {**found, "unordered": dict(device.unordered)}
 
 

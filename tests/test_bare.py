@@ -65,7 +65,12 @@ def test_torch_alone_is_enough(tmp_path: Path) -> None:
         for file in importlib.metadata.files(name) or []:
             top = file.parts[0]
             source = Path(file.locate()).parents[len(file.parts) - 1] / top
-            if top != ".." and top != "__pycache__" and not (site / top).exists() and source.exists():
+            if (
+                top != ".."
+                and top != "__pycache__"
+                and not (site / top).exists()
+                and source.exists()
+            ):
                 (site / top).symlink_to(source)
     keep_out = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(Path(sparrow.__file__).parent, site / "sparrow", ignore=keep_out)

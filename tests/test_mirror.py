@@ -1,4 +1,6 @@
-"""The tests of sparrow/X/Y.py stand in tests/X/test_Y.py, those of a folder sparrow/X in tests/X/test_X.py."""
+"""The tests of sparrow/X/Y.py stand in tests/X/test_Y.py, those of a folder sparrow/X in
+tests/X/test_X.py.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,22 @@ ACROSS = {"equivalence", "faults", "recipes", "cli"}  # what Sparrow promises, t
 EXCEPTIONS = {  # what they test has no file of its own
     "data/test_damaged.py": "damaged files through reading and preparation",
     "data/test_real_logs.py": "real logs through inference and preparation",
-    "data/batches/test_grouped.py": "a loader on logs with groups, beside test_loader.py with its small windows",
-    "embeddings/test_members.py": "each choice of a table with a second member, through all that knows tables",
+    "data/batches/test_grouped.py": (
+        "a loader on logs with groups, beside test_loader.py with its small windows"
+    ),
+    "embeddings/test_members.py": (
+        "each choice of a table with a second member, through all that knows tables"
+    ),
     "embeddings/test_tables_gpu.py": "test_tables.py on a GPU",
-    "embeddings/stores/test_stacked.py": "tiers above each other",
+    "extensions/tiers/stores/test_stacked.py": "tiers above each other",
     "kernels/embedding_bag/test_compile.py": "what torch.compile must know of all operators",
     "kernels/embedding_bag/test_formats.py": "rows of every format, through all operators",
-    "kernels/embedding_bag/test_products.py": "rows multiplied by those of a second table, through all operators",
+    "kernels/embedding_bag/test_products.py": (
+        "rows multiplied by those of a second table, through all operators"
+    ),
     "kernels/embedding_bag/test_programs.py": "any sequence of calls of all operators",
     "models/test_definitions.py": "models against the formulas of their papers",
-    "serving/service/test_deploy.py": "the files in deploy/ that run the service elsewhere",
+    "apps/service/test_deploy.py": "the files in deploy/ that run the service elsewhere",
     "training/test_gpu.py": "whole runs on a GPU",
     "training/test_standin.py": "a run on a stand-in for a GPU, through all that it calls",
     "training/test_threads.py": "threads, through preflight, loop and command line",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _peers.tiny import TINY
 
 import sparrow
 from sparrow.core.memory import keep_freed_memory
@@ -30,14 +31,25 @@ def kept(folder: Path, name: str, make: Callable[..., Any], *arguments: Any, of:
     return json.loads(place.read_text())
 
 
-def cells(folder: Path, make: Callable[..., Any], jobs: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Name -> what make(*arguments) gave; as many at once as there are cores, of a thread each: not for what is timed.
+def cells(
+    folder: Path, make: Callable[..., Any], jobs: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """Name -> what make(*arguments) gave; as many at once as there are cores, of a thread each: not
+    for what is timed.
 
     Results must be what JSON holds.
     """
     places = {name: _place(folder, name, arguments) for name, arguments in jobs.items()}
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
-        waiting = {pool.submit(make, *jobs[name]): place for name, place in places.items() if not place.exists()}
+    if TINY:  # processes would take longer to begin than the cells
+        return {name: kept(folder, name, make, *arguments) for name, arguments in jobs.items()}
+    with ProcessPoolExecutor(
+        os.cpu_count(), multiprocessing.get_context("spawn"), initializer=_one_thread
+    ) as pool:
+        waiting = {
+            pool.submit(make, *jobs[name]): place
+            for name, place in places.items()
+            if not place.exists()
+        }
         for done, future in enumerate(as_completed(waiting), 1):
             _write(waiting[future], future.result())
             print(f"{done} of {len(waiting)} cells", file=sys.stderr, flush=True)
@@ -46,7 +58,9 @@ def cells(folder: Path, make: Callable[..., Any], jobs: Mapping[str, tuple[Any, 
 
 def _place(folder: Path, name: str, *what: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{name}-{hashlib.sha256(f'{_sources()} {what!r}'.encode()).hexdigest()[:8]}.json"
+    return (
+        folder / f"{name}-{hashlib.sha256(f'{_sources()} {what!r}'.encode()).hexdigest()[:8]}.json"
+    )
 
 
 def _write(place: Path, found: Any) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 
-Frame = pd.DataFrame
+Frame: TypeAlias = pd.DataFrame
 
 
 def parts(spec: dict[str, Any]) -> list[Frame]:
-    """Train, valid and test without the dropped columns; of each time there is the hour and the day of the week.
+    """Train, valid and test without the dropped columns; of each time there is the hour and the day
+    of the week.
 
     Text among numbers is NaN, as missing values are.
     """
@@ -29,7 +30,9 @@ def _part(file: str, spec: dict[str, Any]) -> Frame:
         frame = pd.read_csv(file, dtype=dict.fromkeys(spec["categorical"], str))
     for name in spec["times"]:
         column = frame.pop(name)
-        time = pd.to_datetime(column, unit="s" if pd.api.types.is_numeric_dtype(column) else None, utc=True)
+        time = pd.to_datetime(
+            column, unit="s" if pd.api.types.is_numeric_dtype(column) else None, utc=True
+        )
         frame[f"{name}_hour"], frame[f"{name}_weekday"] = time.dt.hour, time.dt.dayofweek
     for name in frame.columns.difference([*spec["categorical"], *spec["lists"], *spec["dropped"]]):
         frame[name] = pd.to_numeric(frame[name], errors="coerce")

@@ -1,12 +1,13 @@
-"""A model of FuxiCTR's zoo on `click_log`'s files, run by the Python that FuxiCTR is installed in. Not for import.
+"""A model of FuxiCTR's zoo on `click_log`'s files, run by the Python that FuxiCTR is installed in.
+Not for import.
 
     PYTHON fuxictr_job.py SPEC.json    # {"checkout": DIR, "version": "git" | "wheel", "log": folder, "work": folder,
                                        #  "stage": "prepare" | "train" | "all", "workers", "seed", "epochs",
                                        #  "batch_size", "dim", "source": of its class, in model_zoo, "settings": its own
                                        #  ones, "out": JSON to write}
 
-The steps are those of its run_expid.py, with the settings of its templates. "git" is the checkout's own package;
-"wheel" is the installed package with the checkout's class, which the wheel lacks.
+The steps are those of its run_expid.py, with the settings of its templates. "git" is the checkout's
+own package; "wheel" is the installed package with the checkout's class, which the wheel lacks.
 """
 
 from __future__ import annotations
@@ -25,26 +26,58 @@ def parameters(spec: dict) -> dict:
     log = Path(spec["log"])
     return {
         # dataset_config.yaml
-        "dataset_id": spec["version"], "data_root": spec["work"], "data_format": "csv",
-        "train_data": str(log / "train.csv"), "valid_data": str(log / "valid.csv"), "test_data": str(log / "test.csv"),
+        "dataset_id": spec["version"],
+        "data_root": spec["work"],
+        "data_format": "csv",
+        "train_data": str(log / "train.csv"),
+        "valid_data": str(log / "valid.csv"),
+        "test_data": str(log / "test.csv"),
         "min_categr_count": 1,
         "feature_cols": [
             {"name": NUMERIC, "active": True, "dtype": "float", "type": "numeric", "fill_na": 0},
-            {"name": CATEGORICAL, "active": True, "dtype": "str", "type": "categorical", "fill_na": ""},
+            {
+                "name": CATEGORICAL,
+                "active": True,
+                "dtype": "str",
+                "type": "categorical",
+                "fill_na": "",
+            },
         ],
         "label_col": {"name": "label", "dtype": "float"},
         # model_config.yaml: Base, then the model's template with the sizes of this comparison
-        "model_root": os.path.join(spec["work"], "checkpoints"), "num_workers": spec["workers"], "verbose": 1,
-        "early_stop_patience": 2, "pickle_feature_encoder": True, "save_best_only": True, "eval_steps": None,
-        "debug_mode": False, "group_id": None, "use_features": None, "feature_specs": None, "feature_config": None,
-        "model": Path(spec["source"]).stem, "model_id": f"{spec['version']}_{spec['seed']}_{spec['workers']}",
-        "loss": "binary_crossentropy", "metrics": ["logloss", "AUC"],
-        "task": "binary_classification", "optimizer": "adam", "learning_rate": 1.0e-3,
-        "embedding_regularizer": 0, "net_regularizer": 0, "batch_size": spec["batch_size"],
-        "embedding_dim": spec["dim"], "net_dropout": 0, "batch_norm": False, "epochs": spec["epochs"], "shuffle": True,
-        "seed": spec["seed"], "monitor": {"AUC": 1, "logloss": -1}, "monitor_mode": "max", "gpu": -1,
+        "model_root": os.path.join(spec["work"], "checkpoints"),
+        "num_workers": spec["workers"],
+        "verbose": 1,
+        "early_stop_patience": 2,
+        "pickle_feature_encoder": True,
+        "save_best_only": True,
+        "eval_steps": None,
+        "debug_mode": False,
+        "group_id": None,
+        "use_features": None,
+        "feature_specs": None,
+        "feature_config": None,
+        "model": Path(spec["source"]).stem,
+        "model_id": f"{spec['version']}_{spec['seed']}_{spec['workers']}",
+        "loss": "binary_crossentropy",
+        "metrics": ["logloss", "AUC"],
+        "task": "binary_classification",
+        "optimizer": "adam",
+        "learning_rate": 1.0e-3,
+        "embedding_regularizer": 0,
+        "net_regularizer": 0,
+        "batch_size": spec["batch_size"],
+        "embedding_dim": spec["dim"],
+        "net_dropout": 0,
+        "batch_norm": False,
+        "epochs": spec["epochs"],
+        "shuffle": True,
+        "seed": spec["seed"],
+        "monitor": {"AUC": 1, "logloss": -1},
+        "monitor_mode": "max",
+        "gpu": -1,
         **spec["settings"],
-    }  # fmt: skip
+    }
 
 
 def model_class(spec: dict) -> type:
@@ -80,7 +113,9 @@ def main() -> None:
     given = parameters(spec)
     seed_everything(seed=given["seed"])
     folder = os.path.join(given["data_root"], given["dataset_id"])
-    given["train_data"], given["valid_data"], given["test_data"] = build_dataset(FeatureProcessor(**given), **given)
+    given["train_data"], given["valid_data"], given["test_data"] = build_dataset(
+        FeatureProcessor(**given), **given
+    )
     result: dict = {"package": str(Path(fuxictr.__file__).parent)}
     if spec["stage"] != "prepare":
         features = FeatureMap(given["dataset_id"], folder)

@@ -1,4 +1,5 @@
-"""LightGBM as a user would try it, a process of its own so that time and memory are the whole job's. Not for import.
+"""LightGBM as a user would try it, a process of its own so that time and memory are the whole
+job's. Not for import.
 
 PYTHON lightgbm_job.py SPEC.json    # what small_logs.py writes, "encoding": "target" | "native", "seed" and "out":
                                     #  the file for scores and labels of the test part
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TypeAlias
 
 import frames
 import lightgbm
@@ -15,18 +17,22 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import KFold
 
-Frame = pd.DataFrame
+Frame: TypeAlias = pd.DataFrame
 SMALL = 100  # lists of so many different values become a column for each of them
 
 
 def counts_and_means(x: pd.Series, y: pd.Series, prior: float) -> tuple[pd.Series, pd.Series]:
-    """Of each value of a column, how often it occurs and its mean label, drawn towards the prior by 20 rows."""
+    """Of each value of a column, how often it occurs and its mean label, drawn towards the prior by
+    20 rows.
+    """
     grouped = y.groupby(x, observed=True, dropna=False).agg(["count", "sum"])
     return grouped["count"], (grouped["sum"] + 20 * prior) / (grouped["count"] + 20)
 
 
 def target_encoded(parts: list[Frame], label: str, columns: list[str], seed: int) -> list[Frame]:
-    """Columns become the mean label of their value (of training rows in other folds) and how often it occurs."""
+    """Columns become the mean label of their value (of training rows in other folds) and how often
+    it occurs.
+    """
     train, y = parts[0], parts[0][label].astype(np.float64)
     prior = float(y.mean())
     folds = list(KFold(5, shuffle=True, random_state=seed).split(train))
@@ -83,11 +89,26 @@ def main() -> None:
     parts, ids = without_lists(frames.parts(spec), spec["lists"])
     columns = spec["categorical"] + ids
     made = (
-        target_encoded(parts, label, columns, spec["seed"]) if spec["encoding"] == "target" else native(parts, columns)
+        target_encoded(parts, label, columns, spec["seed"])
+        if spec["encoding"] == "target"
+        else native(parts, columns)
     )
-    sets = [lightgbm.Dataset(part.drop(columns=[label]), part[label], free_raw_data=False) for part in made[:2]]
-    settings = {"objective": "binary", "metric": "binary_logloss", "verbosity": -1, "learning_rate": 0.05}
-    settings |= {"seed": spec["seed"], "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.8}
+    sets = [
+        lightgbm.Dataset(part.drop(columns=[label]), part[label], free_raw_data=False)
+        for part in made[:2]
+    ]
+    settings = {
+        "objective": "binary",
+        "metric": "binary_logloss",
+        "verbosity": -1,
+        "learning_rate": 0.05,
+    }
+    settings |= {
+        "seed": spec["seed"],
+        "bagging_fraction": 0.8,
+        "bagging_freq": 1,
+        "feature_fraction": 0.8,
+    }
     model = lightgbm.train(
         settings,
         sets[0],

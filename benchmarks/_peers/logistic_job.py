@@ -1,16 +1,19 @@
-"""Logistic regression as a careful user writes it in a quarter of an hour, a process of its own. Not for import.
+"""Logistic regression as a careful user writes it in a quarter of an hour, a process of its own.
+Not for import.
 
 PYTHON logistic_job.py SPEC.json    # as lightgbm_job.py, without an encoding and a seed
 
-Values of categorical columns that occur three times or more are one-hot, and lists are multi-hot. Rarer and unknown
-values share a column. Numbers are standardised, after log1p where that is possible and they are skewed. A missing one
-is the median, beside a column that says so. C is the one with the least log loss on the validation part.
+Values of categorical columns that occur three times or more are one-hot, and lists are multi-hot.
+Rarer and unknown values share a column. Numbers are standardised, after log1p where that is
+possible and they are skewed. A missing one is the median, beside a column that says so. C is the
+one with the least log loss on the validation part.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import TypeAlias
 
 import frames
 import numpy as np
@@ -22,8 +25,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-Frame = pd.DataFrame
-Csr = sparse.csr_matrix
+Frame: TypeAlias = pd.DataFrame
+Csr: TypeAlias = sparse.csr_matrix
 CS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 FREQUENCY = 3
 SKEWED = 1.0
@@ -32,7 +35,9 @@ SKEWED = 1.0
 def one_hot(parts: list[Frame], columns: list[str]) -> list[Csr]:
     """Categorical columns."""
     texts = [part[columns].astype(object).fillna("").astype(str) for part in parts]
-    encoder = OneHotEncoder(handle_unknown="infrequent_if_exist", min_frequency=FREQUENCY, dtype=np.float32)
+    encoder = OneHotEncoder(
+        handle_unknown="infrequent_if_exist", min_frequency=FREQUENCY, dtype=np.float32
+    )
     encoder.fit(texts[0])
     return [encoder.transform(text) for text in texts]
 
@@ -52,11 +57,15 @@ def standardised(parts: list[Frame], columns: list[str]) -> list[Csr]:
         number[skewed] = np.log1p(number[skewed].clip(lower=0))
     imputer, scaler = SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
     scaler.fit(imputer.fit_transform(numbers[0]))
-    return [Csr(scaler.transform(imputer.transform(number)).astype(np.float32)) for number in numbers]
+    return [
+        Csr(scaler.transform(imputer.transform(number)).astype(np.float32)) for number in numbers
+    ]
 
 
 def fitted(x: list[Csr], y: list[np.ndarray]) -> np.ndarray:
-    """Scores of the test part by the best C: from strong regularisation to weak, until it has been worse twice."""
+    """Scores of the test part by the best C: from strong regularisation to weak, until it has been
+    worse twice.
+    """
     model = LogisticRegression(max_iter=300, warm_start=True)
     best, score, worse = np.inf, np.zeros(0), 0
     for c in CS:

@@ -16,7 +16,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Outcome(NamedTuple):
-    """bytes_peak: the largest sum of proportional set sizes (PSS) that was seen; 0 when memory was not watched."""
+    """bytes_peak: the largest sum of proportional set sizes (PSS) that was seen; 0 when memory was
+    not watched.
+    """
 
     seconds: float
     bytes_peak: int
@@ -26,13 +28,18 @@ class Outcome(NamedTuple):
 def run(command: Sequence[str | Path], *, memory: bool = False) -> Outcome:
     """Run a command to its end; RuntimeError with its last lines when it fails.
 
-    memory: look 20 times a second at every process that descends from the command, also at those whose parent has
-    ended (they become this process's children). It takes time from the cores: never with runs that are timed.
+    memory: look 20 times a second at every process that descends from the command, also at those
+    whose parent has ended (they become this process's children). It takes time from the cores:
+    never with runs that are timed.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        [str(c) for c in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     watch = _Watch(process.pid) if memory else None
     assert process.stdout is not None
@@ -41,7 +48,9 @@ def run(command: Sequence[str | Path], *, memory: bool = False) -> Outcome:
     seconds = time.perf_counter() - begin
     _end_what_is_left()
     if code:
-        raise RuntimeError(f"{' '.join(map(str, command))}: exit {code}\n" + "\n".join(text.splitlines()[-15:]))
+        raise RuntimeError(
+            f"{' '.join(map(str, command))}: exit {code}\n" + "\n".join(text.splitlines()[-15:])
+        )
     return Outcome(seconds, watch.peak if watch else 0, watch.processes if watch else 0)
 
 

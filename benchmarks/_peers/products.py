@@ -1,4 +1,6 @@
-"""The dense part of DCNv2 as a plain stack of torch's layers, and as ONNX: what it costs to multiply."""
+"""The dense part of DCNv2 as a plain stack of torch's layers, and as ONNX: what it costs to
+multiply.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from sparrow.models import dcnv2
 
 NUMBERS, IDS, DIM = 13, 26, 16
 CONFIG = dcnv2.Config(dim=DIM, cross_layers=3, deep=(400, 400, 400))
-OF_USER = [c % 2 == 0 for c in range(NUMBERS)], [c % 2 == 0 for c in range(IDS)]  # every second column
+# every second column
+OF_USER = [c % 2 == 0 for c in range(NUMBERS)], [c % 2 == 0 for c in range(IDS)]
 
 
 class Given(nn.Module):
@@ -47,18 +50,22 @@ def model() -> dcnv2.DCNv2:
 
 
 def inputs(rows: int, users: int) -> tuple[Tensor, Tensor, Users]:
-    """Numbers and vectors of ids of rows, of which half of the columns are those of users with as many rows each."""
+    """Numbers and vectors of ids of rows, of which half of the columns are those of users with as
+    many rows each.
+    """
     random = np.random.default_rng(rows)
     dense_BC = torch.from_numpy(random.normal(size=(rows, NUMBERS)).astype(np.float32))
     ids_BX = torch.from_numpy(random.normal(size=(rows, IDS * DIM)).astype(np.float32)) / 4
     whose = Users.of(np.arange(rows) * users // rows, users)
     numbers, ids = (torch.tensor(of) for of in OF_USER)
     for x, shared in ((dense_BC, numbers), (ids_BX, ids.repeat_interleave(DIM))):
-        x[:, shared] = x[:, shared][whose.some_U][whose.inverse_B]
+        x[:, shared] = x[:, shared][whose.sample_U][whose.inverse_B]
     return dense_BC, ids_BX, whose
 
 
-def ours(of: dcnv2.DCNv2, dense_BC: Tensor, ids_BX: Tensor, whose: Users | None) -> Callable[[], Tensor]:
+def ours(
+    of: dcnv2.DCNv2, dense_BC: Tensor, ids_BX: Tensor, whose: Users | None
+) -> Callable[[], Tensor]:
     """Our model's products. whose: if products may share what is the users'."""
     if whose is not None:
         numbers, ids = (torch.tensor(of) for of in OF_USER)
@@ -75,15 +82,24 @@ def ours(of: dcnv2.DCNv2, dense_BC: Tensor, ids_BX: Tensor, whose: Users | None)
 
 
 def multiply_adds(of: dcnv2.DCNv2) -> tuple[tuple[int, int], int]:
-    """Returns those of a row, without and with folded vectors of numbers; and those for users' columns, with them."""
-    wide = sum(weight.numel() for name, weight in of.named_parameters() if "weight" in name and "numeric" not in name)
-    firsts = of.cross.weights[0].shape[0] + CONFIG.deep[0]  # outputs of the products that read the inputs
+    """Returns those of a row, without and with folded vectors of numbers; and those for users'
+    columns, with them.
+    """
+    wide = sum(
+        weight.numel()
+        for name, weight in of.named_parameters()
+        if "weight" in name and "numeric" not in name
+    )
+    # outputs of the products that read the inputs
+    firsts = of.cross.weights[0].shape[0] + CONFIG.deep[0]
     numbers, ids = (sum(columns) for columns in OF_USER)
     return (wide, wide - firsts * (DIM - 1) * NUMBERS), firsts * (numbers + DIM * ids)
 
 
 class Plain(nn.Module):
-    """The same function as its paper writes it: vectors of numbers beside those of ids, `F.linear`, torch's layers."""
+    """The same function as its paper writes it: vectors of numbers beside those of ids, `F.linear`,
+    torch's layers.
+    """
 
     def __init__(self, of: dcnv2.DCNv2) -> None:
         super().__init__()
@@ -102,9 +118,11 @@ class Plain(nn.Module):
 
 
 def in_onnxruntime(of: dcnv2.DCNv2, threads: int) -> Callable[[Tensor, Tensor], Callable[[], Any]]:
-    """Returns what makes a run of `Plain` in onnxruntime of its inputs; raises ImportError without it.
+    """Returns what makes a run of `Plain` in onnxruntime of its inputs; raises ImportError without
+    it.
 
-    Nodes are written by hand: one Gemm for each layer, as an exporter with all its optimisations would leave them.
+    Nodes are written by hand: one Gemm for each layer, as an exporter with all its optimisations
+    would leave them.
     """
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
@@ -127,14 +145,26 @@ def in_onnxruntime(of: dcnv2.DCNv2, threads: int) -> Callable[[Tensor, Tensor], 
     x0 = node("Concat", [node("Reshape", [vectors, "wide"], "flat"), "ids"], "x0", axis=1)
     x = deep = x0
     for i, (weight, bias) in enumerate(zip(of.cross.weights, of.cross.biases, strict=True)):
-        y = node("Gemm", [x, constant(f"cw{i}", weight), constant(f"cb{i}", bias)], f"c{i}", transB=1)
+        y = node(
+            "Gemm", [x, constant(f"cw{i}", weight), constant(f"cb{i}", bias)], f"c{i}", transB=1
+        )
         x = node("Add", [node("Mul", [x0, y], f"m{i}"), x], f"x{i + 1}")
     for i, layer in enumerate(of.deep.layers):
-        y = node("Gemm", [deep, constant(f"dw{i}", layer.weight), constant(f"db{i}", layer.bias)], f"d{i}", transB=1)  # type: ignore[arg-type]
+        y = node(
+            "Gemm",
+            [deep, constant(f"dw{i}", layer.weight), constant(f"db{i}", layer.bias)],
+            f"d{i}",
+            transB=1,
+        )  # type: ignore[arg-type]
         deep = node("Relu", [y], f"r{i}")
     both = node("Concat", [x, deep], "both", axis=1)
     assert of.head.bias is not None
-    node("Gemm", [both, constant("hw", of.head.weight), constant("hb", of.head.bias)], "logits", transB=1)
+    node(
+        "Gemm",
+        [both, constant("hw", of.head.weight), constant("hb", of.head.bias)],
+        "logits",
+        transB=1,
+    )
     given = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", size])
         for name, size in (("numbers", NUMBERS), ("ids", IDS * DIM))
@@ -144,8 +174,11 @@ def in_onnxruntime(of: dcnv2.DCNv2, threads: int) -> Callable[[Tensor, Tensor], 
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # it would take the others' turns
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    # it would take the others' turns
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
     def of_inputs(dense_BC: Tensor, ids_BX: Tensor) -> Callable[[], Any]:
         fed = {"numbers": dense_BC.numpy(), "ids": ids_BX.numpy()}

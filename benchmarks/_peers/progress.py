@@ -18,12 +18,20 @@ class Progress:
     """A line a step."""
 
     def __init__(self, file: Path, batch: int) -> None:
-        self.file, self.batch, self.steps, self.before = file.open("a", buffering=1), batch, 0, time.perf_counter()
+        self.file, self.batch, self.steps, self.before = (
+            file.open("a", buffering=1),
+            batch,
+            0,
+            time.perf_counter(),
+        )
 
     def step(self, *_: object) -> None:
         """A step has ended."""
         now, self.steps = time.perf_counter(), self.steps + 1
-        line = {"examples": self.steps * self.batch, "examples_per_s": self.batch / (now - self.before)}
+        line = {
+            "examples": self.steps * self.batch,
+            "examples_per_s": self.batch / (now - self.before),
+        }
         self.file.write(json.dumps(line) + "\n")
         self.before = now
 

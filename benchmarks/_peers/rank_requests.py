@@ -1,4 +1,6 @@
-"""Requests to rank candidates, as the protocols of services write them, and what their answers say."""
+"""Requests to rank candidates, as the protocols of services write them, and what their answers
+say.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Told(NamedTuple):
 
 
 class Protocol(NamedTuple):
-    """request: a number and what is asked -> a whole request of HTTP. told: a body -> what it says."""
+    """request: a number and what is asked -> a whole request of HTTP. told: a body -> what it
+    says.
+    """
 
     request: Callable[[int, Asked], bytes]
     told: Callable[[bytes], Told]
@@ -47,16 +51,22 @@ def of_user(columns: Sequence[str]) -> set[str]:
 
 
 def asked(scorer: Scorer, rows: Sequence[Mapping[str, Any]], size: int, count: int) -> list[Asked]:
-    """Returns requests of `size` candidates, each with the scores that the scorer gives to it alone."""
+    """Returns requests of `size` candidates, each with the scores that the scorer gives to it
+    alone.
+    """
     found, users = [], of_user(scorer.encoder.sources)
     for first in np.linspace(0, len(rows) - size, count).astype(int):
         user = {name: value for name, value in rows[first].items() if name in users}
-        candidates = {name: [row[name] for row in rows[first : first + size]] for name in rows[0] if name not in users}
+        candidates = {
+            name: [row[name] for row in rows[first : first + size]]
+            for name in rows[0]
+            if name not in users
+        }
         found.append(Asked(user, candidates, scorer.rank(user, candidates)[:, 0]))
     return found
 
 
-# -- protocols --------------------------------------------------------------------------------------------------------
+# -- protocols -------------------------------------------------------------------------------------
 
 
 def _rank(number: int, one: Asked) -> bytes:
@@ -66,7 +76,9 @@ def _rank(number: int, one: Asked) -> bytes:
 def _told_rank(body: bytes) -> Told:
     told = json.loads(body)
     scores = told["scores"]
-    return Told(told.get("version", ""), np.array(scores["label"] if isinstance(scores, dict) else scores))
+    return Told(
+        told.get("version", ""), np.array(scores["label"] if isinstance(scores, dict) else scores)
+    )
 
 
 def _v2(is_binary: bool) -> Callable[[int, Asked], bytes]:
@@ -74,7 +86,9 @@ def _v2(is_binary: bool) -> Callable[[int, Asked], bytes]:
         import tritonclient.http as triton
 
         inputs = []
-        for name, values in tensors({name: [value] for name, value in one.user.items()} | dict(one.candidates)).items():
+        for name, values in tensors(
+            {name: [value] for name, value in one.user.items()} | dict(one.candidates)
+        ).items():
             kind = {"O": "BYTES", "i": "INT64", "f": "FP32"}[values.dtype.kind]
             inputs.append(triton.InferInput(name, values.shape, kind))
             inputs[-1].set_data_from_numpy(values, binary_data=is_binary)
@@ -82,13 +96,19 @@ def _v2(is_binary: bool) -> Callable[[int, Asked], bytes]:
         make = triton.InferenceServerClient.generate_request_body  # a client's own bytes
         body, length = make(inputs, outputs=outputs, request_id=str(number))
         headers = {} if length is None else {"Inference-Header-Content-Length": str(length)}
-        return http(V2, body, headers | ({"Content-Type": "application/octet-stream"} if length is not None else {}))
+        return http(
+            V2,
+            body,
+            headers | ({"Content-Type": "application/octet-stream"} if length is not None else {}),
+        )
 
     return request
 
 
 def tensors(columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Returns columns as arrays of one axis. A column of lists is two, the values of all and their lengths."""
+    """Returns columns as arrays of one axis. A column of lists is two, the values of all and their
+    lengths.
+    """
     found = {}
     for name, values in columns.items():
         if isinstance(values[0], list):
@@ -114,16 +134,28 @@ PROTOCOLS = {
 
 
 def apart(one: Asked, got: Told) -> float:
-    """Returns how far the scores of an answer lie from those that are wanted, at most; infinite for another number."""
-    return float(np.abs(got.scores_N - one.want_N).max()) if got.scores_N.shape == one.want_N.shape else np.inf
+    """Returns how far the scores of an answer lie from those that are wanted, at most; infinite for
+    another number.
+    """
+    return (
+        float(np.abs(got.scores_N - one.want_N).max())
+        if got.scores_N.shape == one.want_N.shape
+        else np.inf
+    )
 
 
-def check(outcome: Outcome, wants: Mapping[str, Sequence[Asked]], told: Callable[[bytes], Told], close: float) -> None:
+def check(
+    outcome: Outcome,
+    wants: Mapping[str, Sequence[Asked]],
+    told: Callable[[bytes], Told],
+    close: float,
+) -> None:
     """Compare every score. An answer's scores are to be those of the version that it names.
 
     Args:
         outcome: of a load.
-        wants: version -> what was asked, in the order of the load's requests. The name "" is for any version.
+        wants: version -> what was asked, in the order of the load's requests. The name "" is for
+            any version.
         told: what an answer's body says.
         close: how far scores may lie apart.
 

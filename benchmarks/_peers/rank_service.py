@@ -78,14 +78,18 @@ class Server:
         """Returns stage -> seconds, and of how many requests."""
         text = urllib.request.urlopen(self.metrics, timeout=10).read().decode()
         found: dict[str, dict[str, float]] = {}
-        for of, labels, value in re.findall(r"^sparrow_stage_seconds_(sum|count){([^}]*)} (\S+)$", text, re.M):
+        for of, labels, value in re.findall(
+            r"^sparrow_stage_seconds_(sum|count){([^}]*)} (\S+)$", text, re.M
+        ):
             (stage,) = re.findall(r'stage="(\w+)"', labels)
             found.setdefault(stage, {"sum": 0.0, "count": 0.0})[of] += float(value)
         return {stage: (of["sum"], of["count"]) for stage, of in found.items()}
 
 
 @contextlib.contextmanager
-def sparrow(model: Path, log: Path, control: Path | None = None, **options: Any) -> Iterator[Server]:
+def sparrow(
+    model: Path, log: Path, control: Path | None = None, **options: Any
+) -> Iterator[Server]:
     """Serve a model folder.
 
     Args:
@@ -99,12 +103,15 @@ def sparrow(model: Path, log: Path, control: Path | None = None, **options: Any)
     """
     if odd := options.keys() - OFFERED:
         raise SkippedError(f"sparrow serve has no --{min(odd).replace('_', '-')} here")
-    given = {"port": 0, "deadline_ms": 100, **options} | ({"admin_port": 0} if "admin_port" in OFFERED else {})
+    given = {"port": 0, "deadline_ms": 100, **options} | (
+        {"admin_port": 0} if "admin_port" in OFFERED else {}
+    )
     command = [sys.executable, "-m", "sparrow", "serve", str(model)]
     for name, value in (given | ({"control": control} if control else {})).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     begun = time.perf_counter()
-    start = partial(subprocess.Popen, stdout=subprocess.PIPE, text=True, cwd=ROOT)  # `-m` looks there first
+    # `-m` looks there first
+    start = partial(subprocess.Popen, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with log.open("w") as out, ended(start(command, stderr=out)) as made:
         line = ""
         while "http://" not in line:
@@ -138,7 +145,9 @@ def ended(process: Any) -> Iterator[Any]:
 
 
 def wait(address: str, process: Any, log: Path, seconds: float = START_S) -> None:
-    """Wait until an address answers with 200. RuntimeError, with the errors of a log, when the process has ended."""
+    """Wait until an address answers with 200. RuntimeError, with the errors of a log, when the
+    process has ended.
+    """
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         try:
@@ -149,18 +158,26 @@ def wait(address: str, process: Any, log: Path, seconds: float = START_S) -> Non
         if process.poll() is not None:
             break
         time.sleep(0.02)
-    lines = [line for line in log.read_text(errors="replace").splitlines() if re.search(r"(?i)error|exception", line)]
+    lines = [
+        line
+        for line in log.read_text(errors="replace").splitlines()
+        if re.search(r"(?i)error|exception", line)
+    ]
     raise RuntimeError(f"does not start: {' | '.join(lines[-3:])}")
 
 
-# -- loads ------------------------------------------------------------------------------------------------------------
+# -- loads -----------------------------------------------------------------------------------------
 
 Run = Callable[[float, int], Outcome]
 """(requests a second, how many) -> what became of them, once every score has been found right."""
 
 
 def runner(
-    port: int, asked: Sequence[Asked], protocol: Protocol, checked: Callable[[Outcome], None], connections: int = 512
+    port: int,
+    asked: Sequence[Asked],
+    protocol: Protocol,
+    checked: Callable[[Outcome], None],
+    connections: int = 512,
 ) -> Run:
     """Returns what sends a load of random requests at random times."""
     requests = [protocol.request(number, one) for number, one in enumerate(asked)]
@@ -171,7 +188,14 @@ def runner(
         which = np.random.default_rng(seed).integers(0, len(requests), count)
         due_s = poisson(rate, count, seed)
         outcome = drive(
-            Load(port=port, requests=requests, due_s=due_s, which=which, connections=connections, patience_s=PATIENCE_S)
+            Load(
+                port=port,
+                requests=requests,
+                due_s=due_s,
+                which=which,
+                connections=connections,
+                patience_s=PATIENCE_S,
+            )
         )
         checked(outcome)
         return outcome
@@ -179,14 +203,17 @@ def runner(
     return run
 
 
-def same(port: int, asked: Sequence[Asked], protocol: Protocol, rate: float = 40.0) -> tuple[float, Outcome]:
+def same(
+    port: int, asked: Sequence[Asked], protocol: Protocol, rate: float = 40.0
+) -> tuple[float, Outcome]:
     """Send each request once, so slowly that most are scored alone.
 
     Returns:
         How far scores lie apart at most, and what became of the requests.
 
     Raises:
-        AssertionError: when a request is not answered with 200, five times: a busy machine may refuse some.
+        AssertionError: when a request is not answered with 200, five times: a busy machine may
+            refuse some.
     """
     requests = [protocol.request(number, one) for number, one in enumerate(asked)]
     due_s, which = np.arange(len(asked)) / rate, np.arange(len(asked))
@@ -195,7 +222,10 @@ def same(port: int, asked: Sequence[Asked], protocol: Protocol, rate: float = 40
         if not outcome.counts():
             break
     assert not outcome.counts(), f"before the load: {outcome.counts()}"
-    return max(apart(asked[number], protocol.told(body)) for number, body in outcome.answers), outcome
+    return (
+        max(apart(asked[number], protocol.told(body)) for number, body in outcome.answers),
+        outcome,
+    )
 
 
 def meets(outcome: Outcome, limit_ms: float) -> bool:
@@ -212,17 +242,20 @@ def fastest(
     step: float = 2.0,
     light: Outcome | None = None,
 ) -> tuple[float, Outcome]:
-    """Returns the largest rate at which p99 is within a limit, and its outcome; 0 and that of a light load for none.
+    """Returns the largest rate at which p99 is within a limit, and its outcome; 0 and that of a
+    light load for none.
 
-    It is looked for with short loads, upwards or downwards in steps, which are halved then until they are below 5 %.
-    Because other programs disturb a short load, one that fails is tried again. Then `count` requests are sent at that
-    rate: what is a little too much shows late. While these take longer, the rate is lowered by 7 %.
+    It is looked for with short loads, upwards or downwards in steps, which are halved then until
+    they are below 5 %. Because other programs disturb a short load, one that fails is tried again.
+    Then `count` requests are sent at that rate: what is a little too much shows late. While these
+    take longer, the rate is lowered by 7 %.
 
     Args:
         run: sends a load.
         limit_ms: of p99.
         first: the rate to begin with.
-        count: requests of the last load; a number takes four times as long as a short load at least.
+        count: requests of the last load; a number takes four times as long as a short load at
+            least.
         probe_s: seconds of a short load.
         step: from a rate to the next one, as their ratio.
         light: of a light load, if there was one.
@@ -256,7 +289,9 @@ def fastest(
 
 
 def point(what: str, size: int, outcome: Outcome) -> str:
-    """Returns a line about a load. One at which the generator was late says nothing of the service."""
+    """Returns a line about a load. One at which the generator was late says nothing of the
+    service.
+    """
     p50, p99, p999 = np.percentile(outcome.ms, [50, 99, 99.9]) if len(outcome.ms) else [np.nan] * 3
     candidates = size * len(outcome.ms) / outcome.seconds
     counts, late = outcome.counts(), outcome.late_ms

@@ -1,4 +1,6 @@
-"""The models that are served in benchmarks, the requests that they get, and what is asked of a run."""
+"""The models that are served in benchmarks, the requests that they get, and what is asked of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,13 @@ from typing import Any
 import pyarrow.parquet as pq
 from _peers import products
 from _peers.rank_requests import PROTOCOLS, Asked, check
+from _peers.tiny import sized
 from open_loop import Outcome
 from scorer import MODELS as OTHERS
 
 from sparrow import data
-from sparrow.analysis.bits.quantize import quantize
+from sparrow.apps.bits.quantize import quantize
+from sparrow.apps.generate import generate
 from sparrow.embeddings import TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.serving import Scorer, load
@@ -71,8 +75,12 @@ class Work:
         return max(target // 40, 300) if self.is_quick else target
 
     def counts(self, target: int) -> Callable[[float], int]:
-        """Returns a rate -> requests of a point: at least 300, which p99 needs, and those of half a second."""
-        return lambda rate: round(max(min(max(rate * self.point_s, 300), self.count(target)), rate / 2))
+        """Returns a rate -> requests of a point: at least 300, which p99 needs, and those of half a
+        second.
+        """
+        return lambda rate: round(
+            max(min(max(rate * self.point_s, 300), self.count(target)), rate / 2)
+        )
 
     def limit(self, name: str) -> float:
         """What p99 of a model's requests is to keep to, in milliseconds."""
@@ -101,15 +109,25 @@ class Work:
         place = self.place / f"{name}-{gb:g}-{seed}"
         log, prepared = self.place / f"{name}.parquet", self.place / f"{name}-log"
         if not prepared.exists():
-            data.generate(log, rows=20_000 if self.is_quick else 200_000, seed=7, **of_log)
+            generate(log, rows=sized(20_000, 600) if self.is_quick else 200_000, seed=7, **of_log)
             data.prepare([log], prepared)
         if not (place / "fp32").exists():
             rows = {"name": "hashed", "rows": int(gb * GB_ROWS)}
-            tables = TableChoices(overrides=(Override(names=("user",), addressing=rows),)) if gb else TableChoices()
+            tables = (
+                TableChoices(overrides=(Override(names=("user",), addressing=rows),))
+                if gb
+                else TableChoices()
+            )
             run = Run(
-                run_dir=str(place / "run"), data=Data(path=str(prepared), batch_size=1024), model=settings, threads=1,
-                seed=seed, tables=tables, loop=Loop(max_steps=10 if gb else 30), log=Log(tensorboard=False),
-            )  # fmt: skip
+                run_dir=str(place / "run"),
+                data=Data(path=str(prepared), batch_size=1024),
+                model=settings,
+                threads=1,
+                seed=seed,
+                tables=tables,
+                loop=Loop(max_steps=10 if gb else 30),
+                log=Log(tensorboard=False),
+            )
             train(run, overwrite=True)
             export(place / "run", place / "fp32", [log])
         if not (place / format).exists():
@@ -123,9 +141,17 @@ class Work:
         return scorer, self.rows(name), pq.read_table(self.place / f"{name}.parquet")
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Returns rows of a log, each of another item, without missing values and without empty lists."""
-        table = pq.read_table(self.place / f"{name}.parquet").drop_columns(["session", "ts", "label", "true_p"])
-        rows = [row for row in table.drop_null().to_pylist() if all(value != [] for value in row.values())]
+        """Returns rows of a log, each of another item, without missing values and without empty
+        lists.
+        """
+        table = pq.read_table(self.place / f"{name}.parquet").drop_columns(
+            ["session", "ts", "label", "true_p"]
+        )
+        rows = [
+            row
+            for row in table.drop_null().to_pylist()
+            if all(value != [] for value in row.values())
+        ]
         return list({row["item"]: row for row in rows}.values())[-5_000:]
 
 

@@ -1,4 +1,5 @@
-"""One job of `dedup_prepare.py` in a process that loads nothing else: JOB LOG OUT; prints seconds and MiB.
+"""One job of `dedup_prepare.py` in a process that loads nothing else: JOB LOG OUT; prints seconds
+and MiB.
 
 polars packs columns in dictionaries as it writes, Sparrow does not, as in a prepared log.
 """
@@ -20,7 +21,8 @@ def sorted_by_polars(log: Path, out: Path) -> None:
     import polars as pl
 
     frame = pl.scan_parquet(log).sort(
-        [pl.col("ts") // HOUR_MS, pl.col("session").hash(), pl.col("session"), pl.col("ts")], maintain_order=True
+        [pl.col("ts") // HOUR_MS, pl.col("session").hash(), pl.col("session"), pl.col("ts")],
+        maintain_order=True,
     )
     frame.sink_parquet(out / "part-00000.parquet", compression="lz4", row_group_size=GROUP_ROWS)
 
@@ -31,7 +33,7 @@ def sorted_by_sparrow(log: Path, out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from sparrow.core.ahead import ahead
+    from sparrow.core.prefetch import prefetch
     from sparrow.data.batches.parts import PartWriter
     from sparrow.data.preparation.sessions import clustered
     from sparrow.data.preparation.time_order import in_time_order
@@ -46,17 +48,19 @@ def sorted_by_sparrow(log: Path, out: Path) -> None:
             last = int(t_N[-1])
             times.add(t_N)
         lists, schema = pa.large_list(pa.int64()), pq.read_schema(log)
-        kinds = pa.schema([pa.field(f.name, lists if pa.types.is_nested(f.type) else f.type) for f in schema])
+        kinds = pa.schema(
+            [pa.field(f.name, lists if pa.types.is_nested(f.type) else f.type) for f in schema]
+        )
         rows: Iterator[tuple[int, pa.Table]] = (
             (0, pa.table(batch).cast(kinds)) for batch in pq.ParquetFile(log).iter_batches(8192)
         )
-        rows = ahead(rows)
+        rows = prefetch(rows)
         if not in_order:
             rows = in_time_order(rows, times, "ts", Path(folder))
         writer = PartWriter(out / "train", Schema(columns={}))
         for _, table in clustered(rows, "session", "ts", HOUR_MS, Path(folder)):
             writer.add(table)
-        writer.close(whole=True)
+        writer.close(is_complete=True)
 
 
 def prepared(log: Path, out: Path) -> None:

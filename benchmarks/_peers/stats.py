@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation."""
-    return f"{statistics.mean(values):.4f} +- {statistics.stdev(values) if len(values) > 1 else 0:.4f}"
+    return (
+        f"{statistics.mean(values):.4f} +- {statistics.stdev(values) if len(values) > 1 else 0:.4f}"
+    )
 
 
 def paired(these: Sequence[float], those: Sequence[float]) -> tuple[float, float]:

@@ -19,5 +19,7 @@ class StepTimes:
 
     @property
     def times(self) -> list[float]:
-        """Seconds at the end of every step of the optimizer that took most of them: others only try something."""
+        """Seconds at the end of every step of the optimizer that took most of them: others only try
+        something.
+        """
         return max(self._times.values(), key=len, default=[])

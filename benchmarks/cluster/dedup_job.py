@@ -1,9 +1,10 @@
-"""What one rank of `benchmarks/dedup_exchange.py` runs: training with and without dedup, by each of some plans.
+"""What one rank of `benchmarks/dedup_exchange.py` runs: training with and without dedup, by each of
+some plans.
 
     torchrun --nproc-per-node 2 benchmarks/cluster/dedup_job.py PREPARED RUNS
 
-Prints a line of JSON: {"rank", "cases": {"PLAN:on": {"ms", "logloss", "bytes"}}}; ms: the median of a step's time
-behind the first ten; bytes: [what, link, bytes] a step.
+Prints a line of JSON: {"rank", "cases": {"PLAN:on": {"ms", "logloss", "bytes"}}}; ms: the median of
+a step's time behind the first ten; bytes: [what, link, bytes] a step.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 from box import ready
 
 from sparrow.trained.run import Run
+from sparrow.training.begin import begin_ranks
 from sparrow.training.loop import Trainer
-from sparrow.training.ranks import Ranks
 
 STEPS, WARM = 40, 10
 
@@ -27,14 +28,23 @@ STEPS, WARM = 40, 10
 def train(prepared: str, run_dir: Path, plan: str, dedup: str) -> dict[str, Any]:
     """One case."""
     settings = {
-        "run_dir": str(run_dir), "threads": 1, "data.batch_size": 2048, "data.dedup": dedup, "model.name": "dlrm",
-        "model.dim": 32, "model.bottom": [32], "model.top": [64], "sharding.plan": plan, "sharding.timeout_s": 120,
-        "loop.max_steps": STEPS, "log.tensorboard": False,
-    }  # fmt: skip
+        "run_dir": str(run_dir),
+        "threads": 1,
+        "data.batch_size": 2048,
+        "data.dedup": dedup,
+        "model.name": "dlrm",
+        "model.dim": 32,
+        "model.bottom": [32],
+        "model.top": [64],
+        "sharding.plan": plan,
+        "sharding.timeout_s": 120,
+        "loop.max_steps": STEPS,
+        "log.tensorboard": False,
+    }
     run = Run.of(prepared, settings)
-    ranks = Ranks(run)
+    ranks = begin_ranks(run)
     trainer = Trainer(run, ranks, overwrite=True)
-    took, take = [], trainer.take_step
+    took, take = [], trainer.course.take_step
     before = ranks.world.meter.bytes.copy()
 
     def timed(*given: Any) -> Any:
@@ -43,18 +53,21 @@ def train(prepared: str, run_dir: Path, plan: str, dedup: str) -> dict[str, Any]
         took.append(time.perf_counter() - begin)
         return found
 
-    trainer.take_step = timed  # type: ignore[assignment]
+    trainer.course.take_step = timed  # type: ignore[assignment]
     results = trainer.fit()
     sent = ranks.world.meter.bytes - before
     return {
-        "ms": 1000 * statistics.median(took[WARM:]), "logloss": results["progressive"][0]["logloss"],
+        "ms": 1000 * statistics.median(took[WARM:]),
+        "logloss": results["progressive"][0]["logloss"],
         "bytes": [[what, link, n / STEPS] for (what, link), n in sorted(sent.items())],
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     """Both forms of each plan, in turn."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("prepared")
     parser.add_argument("runs", type=Path)
     parser.add_argument("--plans", default="table_wise,row_wise")
@@ -65,7 +78,7 @@ def main() -> None:
         for plan in asked.plans.split(",")
         for dedup in ("off", "on")
     }
-    print(json.dumps({"rank": Ranks(Run.of(asked.prepared)).world.rank, "cases": found}))
+    print(json.dumps({"rank": begin_ranks(Run.of(asked.prepared)).world.rank, "cases": found}))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
 STYLE = """
-body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif; color: #1c2126;
-  background: #fff; max-width: 66rem; margin: 2rem auto 4rem; padding: 0 1.2rem; }
+body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif;
+  color: #1c2126; background: #fff; max-width: 66rem; margin: 2rem auto 4rem; padding: 0 1.2rem; }
 h1 { font-size: 1.7rem; margin: 0; line-height: 1.25; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 2.6rem 0 .5rem; padding-top: .7rem; border-top: 1px solid #d8dce1; }
 h3 { font-size: 1rem; margin: 1.6rem 0 .3rem; overflow-wrap: anywhere; }
@@ -19,24 +19,32 @@ nav { margin-top: .8rem; font-size: .9rem; display: flex; flex-wrap: wrap; gap: 
 nav a { color: #2f6fa8; text-decoration: none; }
 .cards { display: flex; flex-wrap: wrap; gap: .4rem 2.4rem; margin: 1.2rem 0 .4rem; }
 .cards div { line-height: 1.3; } .cards b { display: block; font-size: 1.5rem; font-weight: 600; }
-.cards span { color: #5a626c; font-size: .85rem; } .wide { overflow-x: auto; max-width: 100%; min-width: 0; }
-table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .22rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid #e8ebee; }
+.cards span { color: #5a626c; font-size: .85rem; }
+.wide { overflow-x: auto; max-width: 100%; min-width: 0; }
+table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .22rem .6rem; text-align: right; vertical-align: top;
+  border-bottom: 1px solid #e8ebee; }
 th { font-weight: 600; border-bottom-color: #9aa2ab; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; overflow-wrap: anywhere;
   min-width: 9rem; max-width: 20rem; } .words td:last-child { min-width: 20rem; }
 .passes :is(th, td):nth-child(-n+2), .words :is(th, td) { text-align: left; }
-.passes :is(th, td):nth-child(-n+3), .words :is(th, td):not(:last-child) { white-space: nowrap; max-width: none; }
-.beside { display: flex; flex-wrap: wrap; gap: 0 3rem; } img { width: 100%; min-width: 44rem; display: block;
-  margin: .6rem 0; }
-pre { background: #f6f7f8; padding: .8rem 1rem; font-size: .8rem; line-height: 1.4; white-space: pre-wrap;
-  overflow-wrap: anywhere; }
-@media print { body { margin: 0; max-width: none; font-size: 11px; } nav { display: none; } img { min-width: 0; }
-  h2, h3 { break-after: avoid; } img, tr, .cards { break-inside: avoid; } .wide { overflow: visible; } }
+.passes :is(th, td):nth-child(-n+3), .words :is(th, td):not(:last-child) {
+  white-space: nowrap; max-width: none; }
+.beside { display: flex; flex-wrap: wrap; gap: 0 3rem; }
+img { width: 100%; min-width: 44rem; display: block; margin: .6rem 0; }
+pre { background: #f6f7f8; padding: .8rem 1rem; font-size: .8rem; line-height: 1.4;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+@media print { body { margin: 0; max-width: none; font-size: 11px; }
+  nav { display: none; } img { min-width: 0; }
+  h2, h3 { break-after: avoid; } img, tr, .cards { break-inside: avoid; }
+  .wide { overflow: visible; } }
 """
 
 
-def page(title: str, under: str, cards: Sequence[tuple[str, str]], sections: Sequence[tuple[str, str]]) -> str:
+def page(
+    title: str, under: str, cards: Sequence[tuple[str, str]], sections: Sequence[tuple[str, str]]
+) -> str:
     """Returns the whole file.
 
     Args:
@@ -45,28 +53,58 @@ def page(title: str, under: str, cards: Sequence[tuple[str, str]], sections: Seq
         cards: (figure, what it is).
         sections: (heading, HTML).
     """
-    links = "".join(f'<a href="#s{i}">{escape(heading)}</a>' for i, (heading, _) in enumerate(sections))
-    figures = "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in cards)
+    links = "".join(
+        f'<a href="#s{i}">{escape(heading)}</a>' for i, (heading, _) in enumerate(sections)
+    )
+    figures = "".join(
+        f"<div><b>{escape(value)}</b><span>{escape(meaning)}</span></div>"
+        for value, meaning in cards
+    )
     parts = "".join(
         f'<section id="s{i}"><h2>{escape(heading)}</h2>\n{html}</section>\n'
         for i, (heading, html) in enumerate(sections)
     )
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n<body>'
-        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(under)}</p><div class="cards">{figures}</div>'
-        f"<nav>{links}</nav></header>\n{parts}</body></html>\n"
+    head = (
+        '<head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head>\n"
     )
+    header = (
+        f"<header><h1>{escape(title)}</h1>"
+        f'<p class="soft">{escape(under)}</p>'
+        f'<div class="cards">{figures}</div>'
+        f"<nav>{links}</nav></header>\n"
+    )
+    return f'<!doctype html>\n<html lang="en">{head}<body>{header}{parts}</body></html>\n'
+
+
+def suspects(notes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yields a section, (heading, HTML), about features that may know the outcome, if there are
+    any.
+    """
+    if notes:
+        rows = table(["feature", "what was measured"], [*notes.items()])
+        words = (
+            "If one of these is known only after the label, no figure below says how good the model"
+            " is in service."
+        )
+        yield "Features that may know the outcome", text(words) + f'<div class="words">{rows}</div>'
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table. Floats get four digits, and what is undefined a dash.
 
-    Where the page is too narrow for it, cells break before ± and between words; what is still wider scrolls in its box.
+    Where the page is too narrow for it, cells break before ± and between words; what is still wider
+    scrolls in its box.
     """
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join("<tr>" + "".join(f"<td>{_together(cell(x))}</td>" for x in row) + "</tr>\n" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n'
+    body = ""
+    for row in rows:
+        cells = "".join(f"<td>{_together(cell(x))}</td>" for x in row)
+        body += f"<tr>{cells}</tr>\n"
+    html = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+    return f'<div class="wide">{html}</div>\n'
 
 
 def _together(words: str) -> str:
@@ -85,7 +123,9 @@ def share(x: float) -> str:
     """Returns a share as a percentage."""
     if not math.isfinite(x):
         return "-"
-    return "0" if x == 0 else "< 0.1 %" if 0 < x < 0.001 else f"{100 * x:.1f} %"
+    if x == 0:
+        return "0"
+    return "< 0.1 %" if 0 < x < 0.001 else f"{100 * x:.1f} %"
 
 
 def size(count: float) -> str:
@@ -112,7 +152,7 @@ def heading(words: str) -> str:
     return f"<h3>{escape(words)}</h3>\n"
 
 
-def beside(*parts: str) -> str:
+def side_by_side(*parts: str) -> str:
     """Returns tables next to each other, as far as they fit."""
     return f'<div class="beside">{"".join(parts)}</div>\n'
 
@@ -122,8 +162,17 @@ def image(uri: str, words: str) -> str:
     return f'<div class="wide"><img src="{uri}" alt="{escape(words)}"></div>\n'
 
 
-def without_gaps(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Returns a table without the columns that are empty in every line."""
-    kept = [i for i in range(len(header)) if any(line[i] != "" for line in lines)] if lines else range(len(header))
-    kept = [0, *(i for i in kept if i)]
-    return [header[i] for i in kept], [[line[i] for i in kept] for line in lines]
+def without_empty_columns(
+    header: Sequence[str], lines: Sequence[Sequence[Any]]
+) -> tuple[list[str], list[list[Any]]]:
+    """Returns a table without the columns that are empty in every line; the first one stays."""
+
+    def is_filled(column: int) -> bool:
+        return column == 0 or not lines or any(line[column] != "" for line in lines)
+
+    filled = [column for column in range(len(header)) if is_filled(column)]
+
+    def cut(line: Sequence[Any]) -> list[Any]:
+        return [line[column] for column in filled]
+
+    return cut(header), [cut(line) for line in lines]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -31,13 +30,13 @@ class Judge:
         self.batch = batch
         self.place = place
 
-    def ne(self, found: Restored) -> Estimate:
+    def ne(self, restored: Restored) -> Estimate:
         """Returns the normalised entropy of a model's scores, for the first label.
 
         Raises:
             UserError: when the labels are all alike.
         """
-        return self._estimates(found.scores, found.run.data.batch_size)[0]
+        return self._estimates(restored.scores, restored.run.data.batch_size)[0]
 
     def ne_of(self, scores: Callable[[Batch], Tensor]) -> list[Estimate]:
         """Returns the normalised entropy of scores, for each label.
@@ -53,40 +52,61 @@ class Judge:
         return self._estimates(lambda batch, row: scores(batch), BATCH)
 
     def _estimates(self, scores: Callable[[Batch, int], Tensor], size: int) -> list[Estimate]:
-        """Returns what `ne_of` does. scores: of a batch and the number of its first row. size: rows of a batch."""
+        """Returns the normalised entropy for each label. scores: of a batch and the number of its
+        first row. size: rows of a batch.
+        """
         batch = self.batch
-        spans = [(low, min(low + size, batch.batch_size)) for low in range(0, batch.batch_size, size)]
-        scores_NT = torch.cat([scores(batch.part(low, high), low) for low, high in spans])
+        parts = []
+        for low in range(0, batch.batch_size, size):
+            high = min(low + size, batch.batch_size)
+            parts.append(scores(batch.part(low, high), low))
+        scores_NT = torch.cat(parts)
         assert batch.labels_BT is not None
-        found = []
+        estimates = []
         for scores_N, labels_N in zip(scores_NT.T, batch.labels_BT.T, strict=True):
-            rows = Rows(scores_N=scores_N, labels_N=labels_N, weights_N=batch.weights_B, sessions_N=batch.session_B)
-            found.append(rows.estimates()["ne"])
-            if math.isnan(found[-1].value):
+            rows = Rows(
+                scores_N=scores_N,
+                labels_N=labels_N,
+                weights_N=batch.weights_B,
+                sessions_N=batch.session_B,
+            )
+            estimate = rows.estimates()["ne"]
+            if math.isnan(estimate.value):
                 raise UserError(
-                    f"{self.place}: the labels of its valid part are all alike, so NE is not defined; prepare a larger "
-                    "one"
+                    f"{self.place}: the labels of its valid part are all alike, so NE is not"
+                    " defined; prepare a larger one"
                 )
-        return found
+            estimates.append(estimate)
+        return estimates
 
 
-def judges(dataset: Dataset, rows: int, parts: int = 2) -> list[Judge]:
-    """Returns judges with different rows of the valid part, drawn at random: to choose by, and to check a choice.
+def judges(dataset: Dataset, rows: int) -> tuple[Judge, Judge]:
+    """Returns two judges with different rows of the valid part, drawn at random: to choose by, and
+    to check a choice.
+
+    What is chosen by some rows is better on these than on others, so others say how good it is.
 
     Args:
         dataset: the prepared log.
-        rows: of each, where there are so many.
-        parts: how many judges.
+        rows: of each. Where there are fewer, each has a half.
 
     Raises:
         UserError: when there is no valid part.
     """
-    there = dataset.rows("valid")
-    if there < parts:
+    available = dataset.rows("valid")
+    if available < 2:
         raise UserError(
-            f"{dataset.path}: its valid part is empty, and damage is measured there; prepare with --valid 0.1"
+            f"{dataset.path}: its valid part is empty, and damage is measured there; prepare with"
+            " --valid 0.1"
         )
-    count = min(parts * rows, there)
-    whole = next(iter(dataset.loader(count, split="valid", shuffle=True)))
-    edges = [count * part // parts for part in range(parts + 1)]
-    return [Judge(whole.part(low, high), dataset.path) for low, high in itertools.pairwise(edges)]
+    count = min(2 * rows, available)
+    batch = next(iter(dataset.loader(count, split="valid", shuffle=True)))
+    return halves(batch, dataset.path)
+
+
+def halves(batch: Batch, place: Path) -> tuple[Judge, Judge]:
+    """Returns judges with the first and with the last half of some rows. place: of the log, for
+    errors.
+    """
+    half = batch.batch_size // 2
+    return Judge(batch.part(0, half), place), Judge(batch.part(half, batch.batch_size), place)

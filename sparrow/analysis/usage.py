@@ -12,7 +12,8 @@ from sparrow.core.config import Family
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, EmbeddingTables, RowRecords
-from sparrow.embeddings.stores import CachedStore
+from sparrow.embeddings.sizes import state_bytes
+from sparrow.extensions.tiers.frames import exact_frames
 from sparrow.features.encodings import MISSING, kind_of
 from sparrow.features.schema import Schema
 from sparrow.trained.build import tables_of
@@ -23,7 +24,9 @@ PIECE = 64 << 20  # bytes of rows that are in memory at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableUse:
-    """A table, the columns that look into it, lookups of each row [R], and the share of rows that never learnt."""
+    """A table, the columns that look into it, lookups of each row [R], and the share of rows that
+    never learnt.
+    """
 
     component: Component
     columns: tuple[str, ...]
@@ -42,16 +45,22 @@ class TableUse:
 
     @property
     def bytes_state(self) -> int:
-        """Bytes of the rest: what the rule keeps, touched bits, frames of a cache."""
-        return self.component.bytes_of(self.component.rows, self.component.dim) - self.bytes_weight
+        """Bytes of the rest: see `state_bytes`, and what says which ids have which rows."""
+        return state_bytes(self.component) + self.component.bytes_ids
 
     @property
     def stored(self) -> list[str]:
         """How rows are stored, in words: format, rounding, the rule's state, cache."""
-        one, cache = self.component, ""
-        if one.cache.is_on:
-            cache = f"{one.frames(one.rows):,} frames, {one.cache.policy}"
-        return [Family("sparrow.kernels.formats").name_of(one.format), one.format.rounding, one.state, cache]
+        component = self.component
+        cache = ""
+        if component.cache.is_on:
+            cache = f"{exact_frames(component, component.rows):,} frames, {component.cache.policy}"
+        return [
+            Family("sparrow.kernels.formats").name_of(component.format),
+            component.format.rounding,
+            component.state,
+            cache,
+        ]
 
     @property
     def share_never(self) -> float:
@@ -71,7 +80,9 @@ class TableUse:
 
 @dataclass(kw_only=True)
 class ColumnUse:
-    """An id column in one part, counted: rows and ids, rows without a value, unknown ids, ids on untrained rows."""
+    """An id column in one part, counted: rows and ids, rows without a value, unknown ids, ids on
+    untrained rows.
+    """
 
     rows: int = 0
     ids: int = 0
@@ -80,36 +91,50 @@ class ColumnUse:
     untrained: int = 0
 
 
-def usage(
-    found: Restored, dataset: Dataset, parts: tuple[str, ...], told: Progress
+def count_usage(
+    restored: Restored, dataset: Dataset, parts: tuple[str, ...], progress: Progress
 ) -> tuple[list[TableUse], dict[str, dict[str, ColumnUse]]]:
-    """Read the training part and then the other parts. Returns tables, and column -> part -> how its ids fare.
+    """Read the training part and then the other parts. Returns tables, and column -> part -> how
+    its ids fare.
 
     It needs 8 bytes of memory a row of the tables.
 
     Args:
-        found: the model.
+        restored: the model.
         dataset: the prepared log.
         parts: the parts to read after training's.
-        told: is told how far it is.
+        progress: is told how far it is.
     """
-    modules = [tables for tables in tables_of(found.model) if tables.features]
-    records = {record.component.name: record for tables in modules for record in tables.all_records()}
-    table_of = {c.name: spec.name for tables in modules for spec in tables.specs for c in spec.components}
+    schema = restored.schema
+    modules = [tables for tables in tables_of(restored.model) if tables.features]
+    records: dict[str, RowRecords] = {}
+    table_of: dict[str, str] = {}
+    for tables in modules:
+        for spec in tables.specs:
+            table_of |= {component.name: spec.name for component in spec.components}
+        records |= {record.component.name: record for record in tables.all_records()}
     hits = {name: torch.zeros(record.rows, dtype=torch.int64) for name, record in records.items()}
-    columns: dict[str, dict[str, ColumnUse]] = {name: {} for name in found.schema.sparse}
+    columns: dict[str, dict[str, ColumnUse]] = {name: {} for name in schema.sparse}
     for part in ("train", *parts) if modules else ():
-        done, total = 0, dataset.rows(part)
+        counted = 0
+        total = dataset.rows(part)
         for batch in dataset.loader(1 << 14, split=part, dedup="off"):
             for tables in modules:
-                _count(tables, batch.to(found.run.device), found.schema, hits, columns, part)
-            done += batch.batch_size
-            told(f"counted {part}", done, total)
+                _count(tables, batch.to(restored.run.device), schema, hits, columns, part)
+            counted += batch.batch_size
+            progress(f"counted {part}", counted, total)
     uses = []
     for name, record in records.items():
-        reads = tuple(c for c in found.schema.sparse if found.schema.columns[c].table == table_of[name])
+        reads = tuple(c for c in schema.sparse if schema.columns[c].table == table_of[name])
         unlearnt = _share_unlearnt(record)
-        uses.append(TableUse(component=record.component, columns=reads, hits_R=hits[name], share_unlearnt=unlearnt))
+        uses.append(
+            TableUse(
+                component=record.component,
+                columns=reads,
+                hits_R=hits[name],
+                share_unlearnt=unlearnt,
+            )
+        )
     return uses, columns
 
 
@@ -134,17 +159,21 @@ def _count(
         use.unknown += 0 if unknown is None else int((values_N == unknown).sum())
         if part == "train":
             for name, rows_N in rows.items():
-                there_N = rows_N[rows_N >= 0]
-                hits[name].index_add_(0, there_N, torch.ones_like(there_N))
+                known_N = rows_N[rows_N >= 0]
+                hits[name].index_add_(0, known_N, torch.ones_like(known_N))
         else:  # an id of several components is untrained where a row of one is
             unseen = [(rows_N >= 0) & (hits[name][rows_N] == 0) for name, rows_N in rows.items()]
             use.untrained += int(torch.stack(unseen).any(0).sum())
 
 
 def _share_unlearnt(record: RowRecords) -> float:
-    """Returns the share of the rows that no update changed, in the rows and in the frames of a cache."""
-    if not isinstance(record.store, CachedStore):
-        return sum(int((chunk.fields["touched"] == 0).sum()) for chunk in record.chunks(PIECE)) / max(record.rows, 1)
-    touched_R, frames = record.fields["touched"].clone(), record.store.saved()
+    """Returns the share of the rows that no update changed, in the rows and in the frames of a
+    cache.
+    """
+    if (frames := record.store.exact_rows()) is None:
+        chunks = record.chunks(PIECE)
+        unlearnt = sum(int((chunk.fields["touched"] == 0).sum()) for chunk in chunks)
+        return unlearnt / max(record.rows, 1)
+    touched_R = record.fields["touched"].clone()
     touched_R[frames["row"].long()] |= frames["touched"]
     return float((touched_R == 0).double().mean())

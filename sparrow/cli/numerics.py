@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 if TYPE_CHECKING:
-    from sparrow.analysis.numerics.found import Numerics
+    from sparrow.apps.numerics.results import Numerics
 
 
 def numerics(
@@ -17,20 +17,25 @@ def numerics(
     precision: str = "mxfp8",
     ne_budget: str = "0.02%",
     rows: int = 20_000,
+    data: Path | None = None,
     checkpoint: str = "best",
     formats: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Measure what few bits do to each product of a run, and write a page and a recipe.
 
-    For each product and each of its passes: errors of its outputs on rows of the log, on rows drawn from what
-    `sparrow train --probe` learnt, and on N(0, 1); what it alone does to NE of the valid part; and what computes it
-    fastest on this machine. RUN/numerics.html shows it, RUN/recipe.toml is for `sparrow train --precision`.
+    For each product and each of its passes: errors of its outputs on rows of the log, on rows drawn
+    from what `sparrow train --probe` learnt, and on N(0, 1); what it alone does to NE of the valid
+    part; and what computes it fastest on this machine. RUN/numerics.html shows it, RUN/recipe.toml
+    is for `sparrow train --precision`.
 
     Args:
         run_dir: The directory of a `sparrow train` job. Needed, but with --formats it is not.
-        precision: The precision that tables show, such as bf16, mxfp8, mx6 or fp8; the page has a map of all.
+        precision: The precision that tables show, such as bf16, mxfp8, mx6 or fp8; the page has a
+            map of all.
         ne_budget: How much NE may rise by the recipe's products together, as a share of it.
-        rows: Rows of the valid part by which NE is judged, and as many to check the recipe; else the log's last rows.
+        rows: Rows of the valid part by which NE is judged, and as many to check the recipe; else
+            the log's last rows.
+        data: Where the prepared log is; by default where the run has it.
         checkpoint: "best" (else the last), "last", or a step number.
         formats: Show the number formats instead: bits, range, decibels, and the bound of these.
     """
@@ -40,47 +45,64 @@ def numerics(
     from sparrow.core.errors import UserError
 
     if run_dir is None:
-        raise UserError("numerics: RUN is missing; give the directory of a `sparrow train` job, or --formats")
-    from sparrow.analysis.numerics.report import PAGE, RECIPE
-    from sparrow.analysis.numerics.report import numerics as measure
+        raise UserError(
+            "numerics: RUN is missing; give the directory of a `sparrow train` job, or --formats"
+        )
+    from sparrow.apps.numerics.report import PAGE, RECIPE
+    from sparrow.apps.numerics.report import numerics as measure
     from sparrow.cli import _show
     from sparrow.cli.quantize import parsed
 
-    with _show.progress_bar() as told:
-        done = measure(run_dir, shown=precision, budget=parsed(ne_budget), rows=rows, which=checkpoint, progress=told)
-    _show_products(done)
-    _show.notes(done.notes)
-    if done.rise is not None:
-        rise = f"{100 * done.rise.value:+.4f} % (95 %: at most {100 * done.rise.upper:+.4f} %)"
-        _show.out.print(
-            f"NE is {done.ne:.5f}; by the recipe it is above that of fp32 by {rise}, on rows that have not chosen it",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
+    with _show.progress_bar() as progress:
+        measured = measure(
+            run_dir,
+            shown=precision,
+            budget=parsed(ne_budget),
+            rows=rows,
+            which=checkpoint,
+            data_dir=data,
+            progress=progress,
+        )
+    _show_products(measured)
+    _show.notes(measured.notes)
+    if measured.rise is not None:
+        rise = f"NE is {measured.ne:.5f}; by the recipe it is above that of fp32 by {measured.rise}"
+        _show.out.print(f"{rise}, on rows that have not chosen it", markup=False, soft_wrap=True)
     else:
-        kept = f"no candidate is faster, near enough and within {100 * done.budget:g} % of NE, so all stays fp32"
-        _show.out.print(kept, markup=False, soft_wrap=True)
-    _show.out.print(f"{run_dir / PAGE}: open it in a browser; {run_dir / RECIPE}: for --precision", soft_wrap=True)
+        message = (
+            f"no candidate is faster, near enough and within {100 * measured.budget:g} % of NE, so"
+            " all stays fp32"
+        )
+        _show.out.print(message, markup=False, soft_wrap=True)
+    _show.out.print(
+        f"{run_dir / PAGE}: open it in a browser; {run_dir / RECIPE}: for --precision",
+        soft_wrap=True,
+    )
 
 
-def _show_products(done: Numerics) -> None:
-    from sparrow.analysis.numerics.page import HEADER, rows
-    from sparrow.analysis.numerics.report import PAGE
+def _show_products(measured: Numerics) -> None:
+    from sparrow.apps.numerics.page import HEADER, rows
+    from sparrow.apps.numerics.report import PAGE
     from sparrow.cli import _show
 
-    table = _show.Table(title=f"{done.run_dir}: products in {done.shown}", title_justify="left", box=_show.SLIM)
+    title = f"{measured.run_dir}: products in {measured.shown}"
+    table = _show.Table(title=title, title_justify="left", box=_show.SLIM)
     shown = [at for at, name in enumerate(HEADER) if name != "why"]  # in words, which the page has
     for at in shown:
         left = HEADER[at] in ("product", "pass", "chosen")
         table.add_column(HEADER[at], justify="left" if left else "right", no_wrap=at == 0)
-    for line in rows(done):
+    for line in rows(measured):
         table.add_row(*(_show.escape(str(line[at])) for at in shown))
     _show.out.print(table)
-    told = f"QSNR, MERE and NE alone are those of {done.shown}; --precision shows another, and {PAGE} has a map of all"
-    _show.out.print(told, markup=False, soft_wrap=True)
+    message = (
+        f"QSNR, MERE and NE alone are those of {measured.shown}; --precision shows another, and"
+        f" {PAGE} has a map of all"
+    )
+    _show.out.print(message, markup=False, soft_wrap=True)
 
 
 def _show_formats() -> None:
-    from sparrow.analysis.numerics.formats import HEADER, rows
+    from sparrow.apps.numerics.formats import HEADER, rows
     from sparrow.cli import _show
 
     table = _show.Table(title="number formats", title_justify="left", box=_show.SLIM)
@@ -89,5 +111,8 @@ def _show_formats() -> None:
     for line in rows():
         table.add_row(*line)
     _show.out.print(table)
-    told = "QSNR is of numbers from N(0, |N(0, 1)|). The bound holds for any numbers: arXiv 2302.08007, theorem 1."
-    _show.out.print(told, markup=False, soft_wrap=True)
+    message = (
+        "QSNR is of numbers from N(0, |N(0, 1)|). The bound holds for any numbers: arXiv"
+        " 2302.08007, theorem 1."
+    )
+    _show.out.print(message, markup=False, soft_wrap=True)

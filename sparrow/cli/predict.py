@@ -26,7 +26,8 @@ def predict(
     Args:
         run_dir: The directory of a `sparrow train` job.
         inputs: Files or globs, as `sparrow prepare` takes them.
-        out: A Parquet file with one `score` (click probability) per input row, in the input's order.
+        out: A Parquet file with one `score` (click probability) per input row, in the input's
+            order.
         keep: Columns of the log to copy beside the score, separated by commas.
         checkpoint: "best" (else the last), "last", or a step number.
         device: cpu or cuda; by default that of the run.
@@ -37,13 +38,13 @@ def predict(
     from sparrow.trained import predict as scoring
 
     notes: list[str] = []
-    kept = [name for name in keep.split(",") if name]
+    columns = [name for name in keep.split(",") if name]
     with _show.progress_bar() as progress:
         rows = scoring.predict(
             run_dir,
             inputs,
             out,
-            keep=kept,
+            keep=columns,
             which=checkpoint,
             device=device,
             batch_size=batch_size,

@@ -16,6 +16,7 @@ def report(
     by: tuple[str, ...] = (),
     rows: int | None = None,
     out: Path | None = None,
+    data: Path | None = None,
     checkpoint: str = "best",
     device: str | None = None,
 ) -> None:
@@ -26,13 +27,14 @@ def report(
         split: The part of the prepared log that is looked at.
         label: Which of several labels; the first by default.
         by: Columns to slice it by; by default the time and the most important ones.
-        rows: Rows drawn at random for the permutation importance, by default 20,000, and fewer where there are many
-            columns; 0 leaves it out.
+        rows: Rows drawn at random for the permutation importance, by default 20,000, and fewer
+            where there are many columns; 0 leaves it out.
         out: The file; RUN_DIR/report.html by default.
+        data: Where the prepared log is; by default where the run has it.
         checkpoint: "best" (else the last), "last", or a step number.
         device: cpu or cuda; by default that of the run.
     """
-    from sparrow.analysis.report import report as write
+    from sparrow.apps.report import report as write
     from sparrow.cli import _show
 
     with _show.progress_bar() as progress:
@@ -45,6 +47,7 @@ def report(
             out=out,
             which=checkpoint,
             device=device,
+            data_dir=data,
             progress=progress,
         )
     _show.out.print(f"{path}: open it in a browser", soft_wrap=True)

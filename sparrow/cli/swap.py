@@ -15,20 +15,24 @@ def swap(
 ) -> None:
     """Put another exported model, or a delta, in the place of the one that a service answers with.
 
-    The service loads and checks the folder while it answers. When this command has ended, no answer is of the old model
-    any more. A folder that fails its check is refused, and the old model stays.
+    The service loads and checks the folder while it answers. When this command has ended, no answer
+    is of the old model any more. A folder that fails its check is refused, and the old model stays.
 
     Args:
         control: The socket of `sparrow serve --control`.
-        folders: Of `sparrow export`: a full one and deltas of it, or deltas of the model that answers.
+        folders: Of `sparrow export`: a full one and deltas of it, or deltas of the model that
+            answers.
         items: A Parquet file in the place of that of `sparrow serve --items`.
     """
+    from sparrow.apps.service.control import swap as ask
     from sparrow.cli import _show
     from sparrow.core.errors import listed
-    from sparrow.serving.service.control import swap as ask
 
-    told = ask(control, *folders, items=items)
-    lines = [f"{told['model']}, step {told['step']}, version {told['version']}, {told['folder']}"]
-    lines += [f"before: version {told['before']['version']}, {told['before']['folder']}"]
-    lines += [f"columns that are {how}: {listed(names)}" for how, names in told["columns"].items() if names]
+    answer = ask(control, *folders, items=items)
+    model = f"{answer['model']}, step {answer['step']}"
+    lines = [f"{model}, version {answer['version']}, {answer['folder']}"]
+    lines += [f"before: version {answer['before']['version']}, {answer['before']['folder']}"]
+    for how, names in answer["columns"].items():
+        if names:
+            lines.append(f"columns that are {how}: {listed(names)}")
     _show.out.print("\n".join(lines), soft_wrap=True)

@@ -2,7 +2,10 @@
 
 Shape suffixes, used on every tensor name in the library:
 `B` samples, `F` features, `D` dim, `N` values (ids), `C` dense columns, `T` tasks, `L` tokens,
-`R` rows of a table, `U` unique rows, `W` ranks; `B1` means B + 1 (offsets). Docstrings say what others mean.
+`R` rows of a table, `U` unique rows, `W` ranks; `B1` means B + 1 (offsets). Docstrings say what
+others mean.
+
+Imports: nothing. Imported by: numerics and above.
 """
 
 from importlib import import_module

@@ -1,10 +1,12 @@
-"""The records a click travels in: `KeyedJagged` (sparse ids), `Jagged` (one feature of it), `Batch`."""
+"""The records a click travels in: `KeyedJagged` (sparse ids), `Jagged` (one feature of it),
+`Batch`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -18,15 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Jagged:
-    """One feature: row i holds `values_N[offsets_B1[i]:offsets_B1[i + 1]]`; sample b uses row `inverse_B[b]`.
+    """One feature: row i holds `values_N[offsets_B1[i]:offsets_B1[i + 1]]`; sample b uses row
+    `inverse_B[b]`.
 
     Args:
         values_N: ids [N], or vectors [N, D] after an unpooled lookup.
         offsets_B1: int64 [rows + 1], from 0 to N.
         weights_N: float [N], or None.
         inverse_B: int64 [B], or None when sample b uses row b.
-        host: the feature of the batch that was copied to this device. Sizes are read from it, because the host would
-            have to wait for a GPU.
+        host: the feature of the batch that was copied to this device. Sizes are read from it,
+            because the host would have to wait for a GPU.
     """
 
     values_N: Tensor
@@ -52,7 +55,9 @@ class Jagged:
         return row_B.repeat_interleave(lengths_B, output_size=len(self.values_N))
 
     def expanded(self) -> Jagged:
-        """Returns the same feature with one row per sample and no inverse index (RecD's jagged index select)."""
+        """Returns the same feature with one row per sample and no inverse index (RecD's jagged
+        index select).
+        """
         if self.inverse_B is None:
             return self
         index_N, offsets_B1 = self.places()
@@ -60,7 +65,8 @@ class Jagged:
         return Jagged(values_N=self.values_N[index_N], offsets_B1=offsets_B1, weights_N=weights_N)
 
     def places(self) -> tuple[Tensor, Tensor]:
-        """Returns which value each of the expanded values is, int64 [N], and the offsets of the samples' rows [B + 1].
+        """Returns which value each of the expanded values is, int64 [N], and the offsets of the
+        samples' rows [B + 1].
 
         It is for a feature with an inverse index.
         """
@@ -76,10 +82,11 @@ class Jagged:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeyedJagged:
-    """Sparse features of a batch, like torchrec's KeyedJaggedTensor: ragged lists of ids, key by key.
+    """Sparse features of a batch, like torchrec's KeyedJaggedTensor: ragged lists of ids, key by
+    key.
 
-    Rows of a feature group are stored once (RecD's IKJT, arXiv 2211.05239, section 4). Stored rows that no sample uses
-    are dropped, because a table must not update their ids.
+    Rows of a feature group are stored once (RecD's IKJT, arXiv 2211.05239, section 4). Stored rows
+    that no sample uses are dropped, because a table must not update their ids.
 
     Args:
         keys: F feature names.
@@ -87,14 +94,25 @@ class KeyedJagged:
         lengths: values per row [sum of rows]. Give either lengths or offsets.
         offsets: where each row begins [sum of rows + 1].
         weights_N: float [N], or None.
-        inverse_B: feature group -> int64 [B], which stored row of the group each sample uses. A key in no group has
-            one row per sample.
+        inverse_B: feature group -> int64 [B], which stored row of the group each sample uses. A key
+            in no group has one row per sample.
         rows: rows stored per key. It is needed only when groups store different numbers of rows.
         host: the batch that was copied to this device, see `Jagged`.
         time: of the last of the samples, for tables whose rows come and go by the log's time.
 
     Raises:
         UserError: when the parts do not fit together.
+
+    Example:
+        Two samples; the first has clicked on items 4 and 7, the second on none.
+
+        >>> import torch
+        >>> from sparrow import KeyedJagged
+        >>> ids = KeyedJagged(
+        ...     keys=("clicked",), values_N=torch.tensor([4, 7]), lengths=torch.tensor([2, 0])
+        ... )
+        >>> ids.batch_size
+        2
     """
 
     keys: tuple[str, ...]
@@ -106,24 +124,32 @@ class KeyedJagged:
     rows: tuple[int, ...] | None = None
     host: KeyedJagged | None = None
     time: int | None = None
-    _bounds: tuple[int, ...] = ()  # where each key's values begin, on the host: computed once, kept by to()
+    # where each key's values begin, on the host: computed once, kept by to()
+    _bounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.lengths is None) == (self.offsets is None) and not self._bounds:
             raise UserError("KeyedJagged: give either lengths or offsets")
         if len(set(self.keys)) != len(self.keys):
-            raise UserError(f"KeyedJagged.keys: {self.keys} repeats a name; name every feature once")
+            raise UserError(
+                f"KeyedJagged.keys: {self.keys} repeats a name; name every feature once"
+            )
         if self.values_N.dtype not in (torch.int32, torch.int64):
-            raise UserError(f"KeyedJagged.values_N: ids are {self.values_N.dtype}; convert them to int64 or int32")
+            raise UserError(
+                f"KeyedJagged.values_N: ids are {self.values_N.dtype}; convert them to int64 or"
+                " int32"
+            )
         if self.weights_N is not None and self.weights_N.shape != self.values_N.shape:
             raise UserError(
-                f"KeyedJagged.weights_N: {tuple(self.weights_N.shape)} weights for {tuple(self.values_N.shape)} ids; "
-                "give one weight per id"
+                f"KeyedJagged.weights_N: {tuple(self.weights_N.shape)} weights for"
+                f" {tuple(self.values_N.shape)} ids; give one weight per id"
             )
         for group in self.inverse_B:
             for key in group:
                 if key not in self.keys:
-                    raise UserError(f"KeyedJagged.inverse_B: no feature {key!r}{suggest(key, self.keys)}")
+                    raise UserError(
+                        f"KeyedJagged.inverse_B: no feature {key!r}{suggest(key, self.keys)}"
+                    )
         if not self._bounds:
             self._measure()
 
@@ -131,38 +157,71 @@ class KeyedJagged:
         offsets = self.offsets if self.lengths is None else _offsets(self.lengths)
         assert offsets is not None
         offsets = offsets.long()
-        count, rows = offsets.numel() - 1, self.rows
+        count = offsets.numel() - 1
+        rows = self.rows
         if rows is None:
             if self.keys and count % len(self.keys):
                 raise UserError(
-                    f"KeyedJagged.lengths: {count} rows do not divide among {len(self.keys)} keys; give rows"
+                    f"KeyedJagged.lengths: {count} rows do not divide among {len(self.keys)} keys;"
+                    " give rows"
                 )
             rows = (count // max(len(self.keys), 1),) * len(self.keys)
         if len(rows) != len(self.keys) or sum(rows) != count:
-            raise UserError(f"KeyedJagged.rows: {rows} does not add up to {count} rows over {len(self.keys)} keys")
+            raise UserError(
+                f"KeyedJagged.rows: {rows} does not add up to {count} rows over {len(self.keys)}"
+                " keys"
+            )
         ends = torch.tensor([0, *rows]).cumsum(0)
         bounds = tuple(offsets.cpu()[ends].tolist()) if count else (0,) * (len(self.keys) + 1)
-        if bounds[0] != 0 or bounds[-1] != self.values_N.numel() or bool((offsets.diff() < 0).any()):
+        if (
+            bounds[0] != 0
+            or bounds[-1] != self.values_N.numel()
+            or bool((offsets.diff() < 0).any())
+        ):
             raise UserError(
-                f"KeyedJagged.lengths: they run from {bounds[0]} to {bounds[-1]} where {self.values_N.numel()} ids are "
-                "given, or fall in between; every length must be >= 0 and they must add up to the ids"
+                f"KeyedJagged.lengths: they run from {bounds[0]} to {bounds[-1]} where"
+                f" {self.values_N.numel()} ids are given, or fall in between; every length must be"
+                " >= 0 and they must add up to the ids"
             )
-        for name, value in (("offsets", offsets), ("lengths", offsets.diff()), ("rows", rows), ("_bounds", bounds)):
+        for name, value in (
+            ("offsets", offsets),
+            ("lengths", offsets.diff()),
+            ("rows", rows),
+            ("_bounds", bounds),
+        ):
             object.__setattr__(self, name, value)
-        unused = [self._has_unused(group) for group in self.inverse_B]  # a list: every group is checked
+        # a list: every group is checked
+        unused = [self._has_unused(group) for group in self.inverse_B]
         if any(unused):
             used = self.part(0)
-            for name in ("values_N", "lengths", "offsets", "weights_N", "inverse_B", "rows", "_bounds"):
+            for name in (
+                "values_N",
+                "lengths",
+                "offsets",
+                "weights_N",
+                "inverse_B",
+                "rows",
+                "_bounds",
+            ):
                 object.__setattr__(self, name, getattr(used, name))
 
     def _has_unused(self, group: tuple[str, ...]) -> bool:
-        """Whether the group stores a row that no sample uses; UserError where its rows and index do not fit."""
-        inverse_B, stored = self.inverse_B[group], {key: self.stored(key) for key in group}
+        """Whether the group stores a row that no sample uses; UserError where its rows and index do
+        not fit.
+        """
+        inverse_B = self.inverse_B[group]
+        stored = {key: self.stored(key) for key in group}
         rows = min(stored.values(), default=0)
         if any(count > rows for count in stored.values()):
-            raise UserError(f"KeyedJagged.rows: group {group} stores {stored}; its features share one inverse index")
+            raise UserError(
+                f"KeyedJagged.rows: group {group} stores {stored}; its features share one inverse"
+                " index"
+            )
         if inverse_B.numel() and not 0 <= int(inverse_B.min()) <= int(inverse_B.max()) < rows:
-            raise UserError(f"KeyedJagged.inverse_B: group {group} uses rows beyond its {rows}; they count from 0")
+            raise UserError(
+                f"KeyedJagged.inverse_B: group {group} uses rows beyond its {rows}; they count"
+                " from 0"
+            )
         return bool((inverse_B.bincount(minlength=rows) == 0).any())
 
     def _group_size(self, key: str, rows: int) -> int:
@@ -178,7 +237,9 @@ class KeyedJagged:
         return self._bounds
 
     def samples(self, key: str) -> int:
-        """Returns how many samples a key has: its stored rows, or the length of its group's inverse index."""
+        """Returns how many samples a key has: its stored rows, or the length of its group's inverse
+        index.
+        """
         assert self.rows is not None
         if key not in self.keys:
             raise UserError(f"KeyedJagged: no feature {key!r}{suggest(key, self.keys)}")
@@ -191,13 +252,17 @@ class KeyedJagged:
 
     @property
     def batch_size(self) -> int:
-        """B, the number of samples (not of stored rows); UserError when the features differ in it."""
+        """B, the number of samples (not of stored rows); UserError when the features differ in
+        it.
+        """
         assert self.rows is not None
         sizes = set(self.rows)
         if self.inverse_B:
             sizes = {self._group_size(key, n) for key, n in zip(self.keys, self.rows, strict=True)}
         if len(sizes) > 1:
-            raise UserError("KeyedJagged.inverse_B: groups and features differ in their number of samples")
+            raise UserError(
+                "KeyedJagged.inverse_B: groups and features differ in their number of samples"
+            )
         return next(iter(sizes), 0)
 
     def __getitem__(self, key: str) -> Jagged:
@@ -205,8 +270,10 @@ class KeyedJagged:
             raise UserError(f"KeyedJagged: no feature {key!r}{suggest(key, self.keys)}")
         assert self.rows is not None and self.offsets is not None
         k = self.keys.index(key)
-        first, last = sum(self.rows[:k]), sum(self.rows[: k + 1])
-        low, high = self._bounds[k], self._bounds[k + 1]
+        first = sum(self.rows[:k])
+        last = sum(self.rows[: k + 1])
+        low = self._bounds[k]
+        high = self._bounds[k + 1]
         return Jagged(
             values_N=self.values_N[low:high],
             offsets_B1=self.offsets[first : last + 1] - low,
@@ -229,11 +296,13 @@ class KeyedJagged:
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJagged:
-        """Returns a copy on `device`. It keeps the metadata that is on the host, so nothing is measured twice."""
-        moved = self.each(lambda t: t.to(device, non_blocking=non_blocking))
-        return replace(moved, host=_host(self, self.values_N, moved.values_N))
+        """Returns a copy on `device`. It keeps the metadata that is on the host, so nothing is
+        measured twice.
+        """
+        moved = self.map_tensors(lambda t: t.to(device, non_blocking=non_blocking))
+        return replace(moved, host=_host_of_copy(self, self.values_N, moved.values_N))
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> KeyedJagged:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> KeyedJagged:
         """Returns the same batch with other copies of its tensors."""
         assert self.lengths is not None and self.offsets is not None
         return replace(
@@ -246,7 +315,8 @@ class KeyedJagged:
         )
 
     def part(self, low: int, high: int | None = None) -> KeyedJagged:
-        """Returns some of the samples. Of a group's stored rows it keeps those that they use, in order.
+        """Returns some of the samples. Of a group's stored rows it keeps those that they use, in
+        order.
 
         Args:
             low: the first sample.
@@ -255,20 +325,25 @@ class KeyedJagged:
         assert self.lengths is not None and self.offsets is not None and self.rows is not None
         firsts = torch.tensor([0, *self.rows]).cumsum(0)[:-1].tolist()
         inverse: dict[tuple[str, ...], Tensor] = {}
-        kept: dict[str, Tensor] = {}
+        group_rows: dict[str, Tensor] = {}
         for group, inverse_B in self.inverse_B.items():
             rows_U, inverse[group] = inverse_B[low:high].unique(return_inverse=True)
-            kept.update(dict.fromkeys(group, rows_U))
-        ends = [(0, 0) if key in kept else (low, self.stored(key) if high is None else high) for key in self.keys]
-        spans = [(first + begin, first + end) for first, (begin, end) in zip(firsts, ends, strict=True)]
+            group_rows.update(dict.fromkeys(group, rows_U))
+        ends = [
+            (0, 0) if key in group_rows else (low, self.stored(key) if high is None else high)
+            for key in self.keys
+        ]
+        spans = [
+            (first + begin, first + end) for first, (begin, end) in zip(firsts, ends, strict=True)
+        ]
         at = torch.tensor(spans, dtype=torch.int64, device=self.offsets.device).view(-1, 2)
         spots = self.offsets[at].tolist()
         values = [self.values_N[:0]]
         lengths = [self.lengths[:0]]
         weights = [self.values_N[:0].float()]
         for key, span, (begin, end) in zip(self.keys, spans, spots, strict=True):
-            if key in kept:
-                chosen = replace(self[key], inverse_B=kept[key]).expanded()
+            if key in group_rows:
+                chosen = replace(self[key], inverse_B=group_rows[key]).expanded()
                 values.append(chosen.values_N)
                 lengths.append(chosen.lengths_B)
                 weights += [] if chosen.weights_N is None else [chosen.weights_N]
@@ -288,16 +363,20 @@ class KeyedJagged:
 
     @classmethod
     def from_lists(cls, lists: Mapping[str, Sequence[Sequence[int]]]) -> KeyedJagged:
-        """Returns a batch made from Python lists, for examples and tests. lists: feature -> the ids of each sample."""
-        rows = [row for feature in lists.values() for row in feature]
+        """Returns a batch made from Python lists, for examples and tests. lists: feature -> the ids
+        of each sample.
+        """
+        rows = list(chain.from_iterable(lists.values()))
         return cls(
             keys=tuple(lists),
-            values_N=torch.tensor([i for row in rows for i in row], dtype=torch.int64),
+            values_N=torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64),
             lengths=torch.tensor([len(row) for row in rows], dtype=torch.int64),
         )
 
     def to_torchrec(self) -> KeyedJaggedTensor:
-        """Returns the expanded batch as a torchrec KeyedJaggedTensor; torchrec must be installed."""
+        """Returns the expanded batch as a torchrec KeyedJaggedTensor; torchrec must be
+        installed.
+        """
         from torchrec import KeyedJaggedTensor
 
         flat = self.expanded()
@@ -307,7 +386,9 @@ class KeyedJagged:
 
     @classmethod
     def from_torchrec(cls, kjt: KeyedJaggedTensor) -> KeyedJagged:
-        """Returns the same batch as `kjt` from torchrec; its inverse indices become one group per key."""
+        """Returns the same batch as `kjt` from torchrec; its inverse indices become one group per
+        key.
+        """
         inverse: dict[tuple[str, ...], Tensor] = {}
         indices: Any = kjt.inverse_indices_or_none()
         if indices is not None:
@@ -327,17 +408,30 @@ class Batch:
     """What a model is given: B samples.
 
     Args:
-        dense_BC: numeric features, float32 [B, C]; C may be 0. It is a `Repeated` where models may make use of what a
-            user's samples share: these of the numbers, and the ids of the groups with its `inverse_B`.
+        dense_BC: numeric features, float32 [B, C]; C may be 0. It is a `Repeated` where models may
+            make use of what a user's samples share: these of the numbers, and the ids of the groups
+            with its `inverse_B`.
         ids: sparse features.
-        labels_BT: 0 or 1, float32 [B, T]; None when predicting.
+        labels_BT: in 0..1, float32 [B, T], NaN where one is missing; None when predicting.
         weights_B: sample weights, float32 [B]; None for ones.
         session_B: the group that GAUC ranks within, int64 [B]; None without groups.
-        row_B: a number of each row that no other row of the training has, int64 [B], from which dropout draws; or None.
+        row_B: a number of each row that no other row of the training has, int64 [B], from which
+            dropout draws; or None.
         host: the batch that was copied to this device, see `Jagged`.
 
     Raises:
         UserError: when the parts differ in their number of samples.
+
+    Example:
+        >>> import torch
+        >>> from sparrow import Batch, KeyedJagged
+        >>> ids = KeyedJagged(
+        ...     keys=("user",), values_N=torch.tensor([3, 5]), lengths=torch.tensor([1, 1])
+        ... )
+        >>> labels_BT = torch.tensor([[0.0], [1.0]])
+        >>> batch = Batch(dense_BC=torch.zeros(2, 4), ids=ids, labels_BT=labels_BT)
+        >>> batch.batch_size, batch.mass
+        (2, 2.0)
     """
 
     dense_BC: Tensor
@@ -350,18 +444,40 @@ class Batch:
 
     def __post_init__(self) -> None:
         size = self.dense_BC.shape[0]
-        sizes = {"labels_BT": self.labels_BT, "weights_B": self.weights_B, "session_B": self.session_B}
+        sizes = {
+            "labels_BT": self.labels_BT,
+            "weights_B": self.weights_B,
+            "session_B": self.session_B,
+        }
         sizes |= {"row_B": self.row_B}
         for name, tensor in sizes.items():
             if tensor is not None and tensor.shape[0] != size:
-                raise UserError(f"Batch.{name}: {tensor.shape[0]} samples where dense_BC has {size}; cut them alike")
+                raise UserError(
+                    f"Batch.{name}: {tensor.shape[0]} samples where dense_BC has {size}; cut them"
+                    " alike"
+                )
         if self.ids.keys and self.ids.batch_size != size:
-            raise UserError(f"Batch.ids: {self.ids.batch_size} samples where dense_BC has {size}; cut them alike")
+            raise UserError(
+                f"Batch.ids: {self.ids.batch_size} samples where dense_BC has {size}; cut them"
+                " alike"
+            )
 
     @property
     def batch_size(self) -> int:
         """B, the number of samples."""
         return self.dense_BC.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        sizes: list[int] = []
+
+        def count(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        self.map_tensors(count)
+        return sum(sizes)
 
     @property
     def mass(self) -> float:
@@ -390,12 +506,14 @@ class Batch:
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """Returns a copy on `device`. non_blocking: do not wait for it; what is copied should be in pinned memory."""
-        moved = self.each(lambda t: t.to(device, non_blocking=non_blocking))
-        ids = replace(moved.ids, host=_host(self.ids, self.dense_BC, moved.dense_BC))
-        return replace(moved, ids=ids, host=_host(self, self.dense_BC, moved.dense_BC))
+        """Returns a copy on `device`. non_blocking: do not wait for it; what is copied should be in
+        pinned memory.
+        """
+        moved = self.map_tensors(lambda t: t.to(device, non_blocking=non_blocking))
+        ids = replace(moved.ids, host=_host_of_copy(self.ids, self.dense_BC, moved.dense_BC))
+        return replace(moved, ids=ids, host=_host_of_copy(self, self.dense_BC, moved.dense_BC))
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Returns the same samples with other copies of their tensors."""
 
         def changed(t: Tensor | None) -> Tensor | None:
@@ -404,7 +522,7 @@ class Batch:
         return replace(
             self,
             dense_BC=change(self.dense_BC),
-            ids=self.ids.each(change),
+            ids=self.ids.map_tensors(change),
             labels_BT=changed(self.labels_BT),
             weights_B=changed(self.weights_B),
             session_B=changed(self.session_B),
@@ -416,17 +534,21 @@ T = TypeVar("T", KeyedJagged, Batch)
 
 
 def split_at(values_N: Tensor, bounds: Sequence[int]) -> list[Tensor]:
-    """Returns the values of each key, as views. bounds: where those of each key begin, and where the last ones end."""
+    """Returns the values of each key, as views. bounds: where those of each key begin, and where
+    the last ones end.
+    """
     if len(bounds) == 2:
         return [values_N]
     return list(values_N.split([high - low for low, high in pairwise(bounds)]))
 
 
-def _host(given: T, before: Tensor, after: Tensor) -> T | None:
-    """Returns what `host` is of a copy. before, after: a tensor of what is copied and of the copy."""
+def _host_of_copy(copied: T, before: Tensor, after: Tensor) -> T | None:
+    """Returns what `host` is of a copy. before, after: a tensor of what is copied and of the
+    copy.
+    """
     if after.device.type == "cpu":
         return None
-    return given if before.device.type == "cpu" else given.host
+    return copied if before.device.type == "cpu" else copied.host
 
 
 def _offsets(lengths: Tensor) -> Tensor:

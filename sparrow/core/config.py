@@ -1,4 +1,6 @@
-"""Configs: frozen dataclasses that are read from plain data and written back. Errors name the key."""
+"""Configs: frozen dataclasses that are read from plain data and written back. Errors name the
+key.
+"""
 
 from __future__ import annotations
 
@@ -10,56 +12,109 @@ import pkgutil
 import tomllib
 import types
 import typing
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sparrow.core.errors import UserError, suggest
+from sparrow.core.extensions import extension_members
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """The members of a package, one file each: file `x.py` with a dataclass `Config` is the member named "x".
+    """The members of a package, one file each: file `x.py` with a dataclass `Config` is the member
+    named "x".
 
-    A field annotated `Annotated[Protocol, Family("sparrow.models")]` is read from a table whose `name` key picks
-    the member. Adding a member is adding its file.
+    A field annotated `Annotated[Protocol, Family("sparrow.models")]` is read from a table whose
+    `name` key picks the member. Adding a member is adding its file. Extensions have members of
+    families too.
     """
 
     package: str
 
     def names(self) -> list[str]:
-        """Returns the names of all members, sorted; files that begin with an underscore are not members."""
-        return list(_files(tuple(importlib.import_module(self.package).__path__)))
+        """Returns the names of all members, sorted; files that begin with an underscore are not
+        members.
+        """
+        return sorted(_modules(self.package))
 
-    def config(self, name: str, place: str = "name") -> type:
-        """Returns the `Config` class of a member.
+    def module(self, name: str, place: str = "name") -> types.ModuleType:
+        """Returns the module of a member.
 
         Args:
             name: the member's.
             place: the setting that names it, for errors.
 
         Raises:
+            UserError: if there is no such member.
+        """
+        modules = _modules(self.package)
+        if name not in modules:
+            raise UserError(f"{place}: there is no {name!r}{suggest(str(name), self.names())}")
+        return importlib.import_module(modules[name])
+
+    def config(self, name: str, place: str = "name") -> type:
+        """Returns the `Config` class of a member. The arguments are those of `module`.
+
+        Raises:
             UserError: if there is no such member, or it has no `Config`.
         """
-        if name not in self.names():
-            raise UserError(f"{place}: there is no {name!r}{suggest(name, self.names())}")
-        module = importlib.import_module(f"{self.package}.{name}")
+        module = self.module(name, place)
         config: type | None = getattr(module, "Config", None)
         if not (config and dataclasses.is_dataclass(config)):
-            raise UserError(f"{module.__file__}: no dataclass named Config; add one with the settings of {name!r}")
+            raise UserError(
+                f"{module.__file__}: no dataclass named Config; add one with the settings of"
+                f" {name!r}"
+            )
         return config
 
     def name_of(self, config: object) -> str:
         """Returns the name of the member whose `Config` made `config`."""
-        return type(config).__module__.rpartition(".")[2]
+        path = type(config).__module__
+        by_module = {module: name for name, module in extension_members(self.package).items()}
+        return by_module.get(path, path.rpartition(".")[2])
+
+
+def _modules(package: str) -> dict[str, str]:
+    """Returns name -> module of all members of a family; files that begin with an underscore are
+    none.
+    """
+    names = _files(tuple(importlib.import_module(package).__path__))
+    return {name: f"{package}.{name}" for name in names} | dict(extension_members(package))
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """The names that a field annotated `Annotated[str, OneOf(names)]` may hold, where they are not
+    known in its file.
+
+    Help and documents show them. The field's class checks them.
+    """
+
+    names: Callable[[], list[str]]
 
 
 @functools.cache
 def _files(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of all modules in a package's folders, sorted, but for those that begin with an underscore."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(folders) if not m.name.startswith("_")))
+    """The names of all modules in a package's folders, but for those that begin with an
+    underscore.
+    """
+    return tuple(m.name for m in pkgutil.iter_modules(folders) if not m.name.startswith("_"))
+
+
+@dataclasses.dataclass(frozen=True)
+class CsvLine:
+    """Annotates a field of names whose flag gets them as a line of CSV, such as click,like."""
+
+
+def flag(name: str | None) -> dict[str, str | None]:
+    """Returns the metadata of a field whose flag on the command line is not called as the field.
+
+    name: the flag's, with underscores; None for a field that users do not set, which has no flag.
+    """
+    return {"flag": name}
 
 
 def from_dict(cls: type[T], data: object, place: str = "") -> T:
@@ -71,7 +126,8 @@ def from_dict(cls: type[T], data: object, place: str = "") -> T:
         place: the dotted name of the data, for errors.
 
     Raises:
-        UserError: for an unknown key, a wrong type or a missing key; names the place, the value and the remedy.
+        UserError: for an unknown key, a wrong type or a missing key; names the place, the value and
+            the remedy.
     """
     return typing.cast(T, _convert(cls, data, place))
 
@@ -82,21 +138,26 @@ def changed(config: T, data: dict[str, Any]) -> T:
     Raises:
         UserError: as `from_dict`.
     """
-    made: T = dataclasses.replace(typing.cast(Any, config), **_convert_fields(type(config), data, ""))
-    return made
+    fields = _convert_fields(type(config), data, "")
+    return typing.cast(T, dataclasses.replace(typing.cast(Any, config), **fields))
 
 
 def _convert(kind: Any, value: Any, place: str) -> Any:
     if kind is Any:
         return value
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    args = typing.get_args(kind)
     if isinstance(value, str) and (_is_named(kind) or (origin is dict and args[1] is Any)):
         value = {"name": value}  # a bare word names a member
     if origin is typing.Annotated:
-        family = _family(kind)
+        family = family_of(kind)
         return _convert_member(family, value, place) if family else _convert(args[0], value, place)
     if dataclasses.is_dataclass(kind):
-        return value if isinstance(value, typing.cast(type, kind)) else _convert_dataclass(kind, value, place)
+        return (
+            value
+            if isinstance(value, typing.cast(type, kind))
+            else _convert_dataclass(kind, value, place)
+        )
     if origin is typing.Literal:
         if value not in args:
             raise UserError(f"{place}: {value!r} is not one of {', '.join(map(repr, args))}")
@@ -116,7 +177,9 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        remedy = "; write it without quotes" if isinstance(value, str) and kind in (int, float) else ""
+        remedy = (
+            "; write it without quotes" if isinstance(value, str) and kind in (int, float) else ""
+        )
         raise UserError(f"{place}: expected {kind.__name__}, got {value!r}{remedy}")
     return value
 
@@ -127,7 +190,9 @@ def _convert_dataclass(cls: Any, value: Any, place: str, also: tuple[str, ...] =
     at = f"{place}." if place else ""
     converted = _convert_fields(cls, value, at, also)
     for f in dataclasses.fields(cls):
-        missing = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        missing = (
+            f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        )
         if missing and f.name not in value:
             raise UserError(f"{at}{f.name}: missing; add it")
     try:
@@ -137,36 +202,44 @@ def _convert_dataclass(cls: Any, value: Any, place: str, also: tuple[str, ...] =
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    """The types of a config's fields, which take long to find."""
+def type_hints(cls: type) -> dict[str, Any]:
+    """Returns the types of a config's fields, which take long to find."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _convert_fields(cls: Any, value: dict[str, Any], at: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
-    hints = _hints(cls)
+def _convert_fields(
+    cls: Any, value: dict[str, Any], at: str, also: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    hints = type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     for key in value:
         if key not in fields:
             raise UserError(f"{at}{key}: unknown key{suggest(key, [*also, *fields])}")
-    return {k: _convert(hints[k], _named(hints[k], fields[k], v), at + k) for k, v in value.items()}
+    # in the order of the class: members are loaded whose files declare what later fields name
+    return {
+        k: _convert(hints[k], _named(hints[k], f, value[k]), at + k)
+        for k, f in fields.items()
+        if k in value
+    }
 
 
 def _named(kind: Any, f: dataclasses.Field[Any], value: Any) -> Any:
     """A member's settings without its name mean the field's default member."""
-    family = _family(kind)
+    family = family_of(kind)
     if family and isinstance(value, dict) and f.default_factory is not dataclasses.MISSING:
         return {"name": family.name_of(f.default_factory()), **value}
     return value
 
 
 @functools.cache
-def _family(kind: Any) -> Family | None:
-    """The family that a field's annotation names."""
+def family_of(kind: Any) -> Family | None:
+    """Returns the family that a field's annotation names."""
     return next((a for a in typing.get_args(kind)[1:] if isinstance(a, Family)), None)
 
 
 def named(cls: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings by dotted name with {"model.name": "dlrm"} for {"model": "dlrm"}: a bare word names a member.
+    """Returns settings by dotted name with {"model.name": "dlrm"} for {"model": "dlrm"}: a bare
+    word names a member.
 
     cls: the config that they are of.
     """
@@ -174,28 +247,24 @@ def named(cls: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     def is_member(path: list[str]) -> bool:
         kind: Any = cls
         for part in path:
-            kind = _hints(kind).get(part) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
-        return _is_named(kind) or _family(kind) is not None
+            kind = (
+                type_hints(kind).get(part)
+                if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+                else None
+            )
+        return _is_named(kind) or family_of(kind) is not None
 
-    bare = {key for key, value in settings.items() if isinstance(value, str) and is_member(key.split("."))}
+    bare = {
+        key
+        for key, value in settings.items()
+        if isinstance(value, str) and is_member(key.split("."))
+    }
     return {f"{key}.name" if key in bare else key: value for key, value in settings.items()}
 
 
 def _is_named(kind: Any) -> bool:
     """Whether it is a config that a name alone makes."""
-    return isinstance(kind, type) and dataclasses.is_dataclass(kind) and "name" in _hints(kind)
-
-
-def families(config: Any, place: str = "") -> dict[str, Family]:
-    """Returns dotted name -> family, for each field of a config, and of configs in it, whose member can be chosen."""
-    found: dict[str, Family] = {}
-    for name, kind in _hints(config.__class__).items():
-        family, value = _family(kind), getattr(config, name, None)
-        if family:
-            found[f"{place}{name}"] = family
-        elif dataclasses.is_dataclass(value):
-            found |= families(value, f"{place}{name}.")
-    return found
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind) and "name" in type_hints(kind)
 
 
 def _convert_member(family: Family, value: Any, place: str) -> Any:
@@ -211,12 +280,16 @@ def _convert_member(family: Family, value: Any, place: str) -> Any:
     return _convert_dataclass(family.config(value["name"], f"{place}.name"), rest, place, ("name",))
 
 
-def to_dict(config: Any, *, unset: bool = False, only: Container[str] | None = None) -> dict[str, Any]:
-    """Returns plain data that `from_dict` reads back to an equal config; a family member gets its name.
+def to_dict(
+    config: Any, *, unset: bool = False, only: Container[str] | None = None
+) -> dict[str, Any]:
+    """Returns plain data that `from_dict` reads back to an equal config; a family member gets its
+    name.
 
-    unset: keeps fields that are None. By default they are left out, because TOML has no None. only: these fields.
+    unset: keeps fields that are None. By default they are left out, because TOML has no None. only:
+    these fields.
     """
-    hints = _hints(config.__class__)
+    hints = type_hints(config.__class__)
     out: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -227,32 +300,41 @@ def to_dict(config: Any, *, unset: bool = False, only: Container[str] | None = N
 
 def _plain(kind: Any, value: Any, unset: bool) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        family = _family(kind)
+        family = family_of(kind)
         return ({"name": family.name_of(value)} if family else {}) | to_dict(value, unset=unset)
-    of = (typing.get_args(kind) or (Any,))[-1]
+    item_kind = ([arg for arg in typing.get_args(kind) if arg is not ...] or [Any])[-1]
     if isinstance(value, (list, tuple)):
-        return [_plain(of, v, unset) for v in value]
+        return [_plain(item_kind, v, unset) for v in value]
     if isinstance(value, dict):
-        return {k: _plain(of, v, unset) for k, v in value.items()}
+        return {k: _plain(item_kind, v, unset) for k, v in value.items()}
     return value
 
 
 def flatten(data: Any, place: str = "") -> dict[str, Any]:
     """Returns nested plain data as dotted name -> leaf, with lists for tuples."""
     if isinstance(data, Mapping):
-        return {k: v for key, value in data.items() for k, v in flatten(value, f"{place}.{key}".lstrip(".")).items()}
+        leaves: dict[str, Any] = {}
+        for key, value in data.items():
+            leaves |= flatten(value, f"{place}.{key}".lstrip("."))
+        return leaves
     return {place: list(data) if isinstance(data, tuple) else data}
 
 
-def differences(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
-    """Dotted name, value here and value there of every leaf that differs, in the order of names; None for no value."""
-    ours, theirs = flatten(one), flatten(other)
-    names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
-    return [(name, ours.get(name), theirs.get(name)) for name in names]
+def differences(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
+    """Returns the dotted name, the left value and the right one of every leaf that differs, in the
+    order of names; None for no value.
+    """
+    left_leaves = flatten(left)
+    right_leaves = flatten(right)
+    names = sorted(left_leaves.keys() | right_leaves.keys())
+    pairs = [(name, left_leaves.get(name), right_leaves.get(name)) for name in names]
+    return [(name, left, right) for name, left, right in pairs if left != right]
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Returns what a TOML file says; UserError with file and line when it is absent or malformed."""
+    """Returns what a TOML file says; UserError with file and line when it is absent or
+    malformed.
+    """
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -262,7 +344,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def write_toml(data: Mapping[str, Any], *, header: str = "") -> str:
-    """Returns nested plain data as TOML text for people: scalars first, each innermost table on one line."""
+    """Returns nested plain data as TOML text for people: scalars first, each innermost table on one
+    line.
+    """
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
     _write_table(data, "", lines)
     return "\n".join(lines).strip() + "\n"
@@ -292,7 +376,11 @@ def _key(key: str) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }" if value else "{}"
+        return (
+            "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+            if value
+            else "{}"
+        )
     if isinstance(value, (list, tuple)):
         if len(value) > 1 and isinstance(value[0], Mapping):  # a table on each line
             return "[\n" + "".join(f"  {_value(v)},\n" for v in value) + "]"
@@ -305,4 +393,5 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML strings may not hold DEL
+    # TOML strings may not hold DEL
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

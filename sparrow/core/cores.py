@@ -13,7 +13,8 @@ def cores(sharers: int = 1) -> int:
 
     The affinity and the CPU time of its control groups limit them.
 
-    sharers: how many processes share these cores, this one included, such as the ranks on this host.
+    sharers: how many processes share these cores, this one included, such as the ranks on this
+    host.
     """
     try:
         allowed = len(os.sched_getaffinity(0))
@@ -23,13 +24,16 @@ def cores(sharers: int = 1) -> int:
 
 
 def share_cores() -> None:
-    """Make libraries that are imported from now on start no more threads than there are cores, and let these sleep.
+    """Make libraries that are imported from now on start no more threads than there are cores, and
+    let these sleep.
 
-    Such libraries know the affinity, but not the quotas. A thread that spins while it waits holds a core that the
-    thread it waits for may need. A program does this once, at its start. What the user has set stays.
+    Such libraries know the affinity, but not the quotas. A thread that spins while it waits holds a
+    core that the thread it waits for may need. A program does this once, at its start. What the
+    user has set stays.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if cores() < (os.cpu_count() or 1):  # else the libraries choose; they may leave out hyper-threads
+    # else the libraries choose; they may leave out hyper-threads
+    if cores() < (os.cpu_count() or 1):
         os.environ.setdefault("OMP_NUM_THREADS", str(cores()))  # torch and Arrow read it
 
 
@@ -37,8 +41,10 @@ def _quotas() -> Iterator[float]:
     """The CPU time in cores of each control group that limits this process, of version 1 or 2."""
     for folder, version in folders("cpu"):
         if version == 2:
-            found = [word for line in lines(folder / "cpu.max") for word in line.split()]  # "max 100000" for no bound
+            # "max 100000" for no bound
+            words = [word for line in lines(folder / "cpu.max") for word in line.split()]
         else:
-            found = [*lines(folder / "cpu.cfs_quota_us"), *lines(folder / "cpu.cfs_period_us")]  # -1 for none
-        if len(found) == 2 and found[0].isdigit() and found[1].isdigit():
-            yield int(found[0]) / int(found[1])
+            # -1 for none
+            words = [*lines(folder / "cpu.cfs_quota_us"), *lines(folder / "cpu.cfs_period_us")]
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
+            yield int(words[0]) / int(words[1])

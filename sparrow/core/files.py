@@ -1,4 +1,6 @@
-"""How files are written so that nothing is lost: a file gets its name only when all of it is on disk."""
+"""How files are written so that nothing is lost: a file gets its name only when all of it is on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ from sparrow.core.errors import UserError
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Gives a hidden name beside `path` to write to.
 
-    The file gets the name `path` when the block ends without an error. After an error it is removed.
+    The file gets the name `path` when the block ends without an error. After an error it is
+    removed.
     A file that was at `path` stays until it is replaced.
 
     Raises:
@@ -27,7 +30,8 @@ def whole(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.touch()
-        mode = partial.stat().st_mode  # what the user's umask asks for; some writers make files for their owner alone
+        # what the user's umask asks for; some writers make files for their owner alone
+        mode = partial.stat().st_mode
         yield partial
         partial.chmod(mode)
         with open(partial, "rb") as file:
@@ -37,6 +41,39 @@ def whole(path: Path) -> Iterator[Path]:
         raise cannot_write(path, error) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+MANIFEST = "manifest.json"
+
+
+def manifest_file(folder: Path, name: str, remedy: str) -> Path:
+    """Returns the path of a file that the manifest of a folder names, or of the manifest. It need
+    not be there.
+
+    What is there is a regular file in the folder: to open a FIFO or a device may wait for ever, and
+    what lies elsewhere is not the folder's. The folder itself may be a link, and so may a file that
+    leads to another one in it.
+
+    Args:
+        folder: where the manifest is.
+        name: as the manifest has it.
+        remedy: the end of errors.
+
+    Raises:
+        UserError: for a name that leads out of the folder, and for what is no regular file.
+    """
+    path = folder / name
+    try:
+        reached = path.resolve()
+        reason = "" if reached.is_file() or not reached.exists() else "no regular file"
+        if not reached.is_relative_to(folder.resolve()):
+            reason = f"leads to {reached}, out of the folder"
+    except (OSError, ValueError, RuntimeError) as error:
+        # a circle of links, a zero byte, a name that is too long
+        reason = f"no file ({error})"
+    if reason:
+        raise UserError(f"{path}: {reason}; {remedy}")
+    return path
 
 
 def sync(path: Path) -> None:
@@ -50,7 +87,7 @@ def sync(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, replacing what was at `path`; see `whole`."""
-    with whole(path) as partial:
+    with replace_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
@@ -91,8 +128,8 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
 def cannot_write(path: Path, error: OSError) -> UserError:
     """Returns the error to raise when writing `path` failed."""
     return UserError(
-        f"{path}: cannot be written ({error.strerror or error}); make room or check its permissions: what was there "
-        "before is unharmed"
+        f"{path}: cannot be written ({error.strerror or error}); make room or check its"
+        " permissions: what was there before is unharmed"
     )
 
 

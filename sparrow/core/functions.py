@@ -17,7 +17,8 @@ class _Forgotten:
 def applied(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     """Returns `function.apply(*inputs)`, with the same bits.
 
-    Where no gradients are taken, its forward runs alone: autograd's part takes as long as a product of one row.
+    Where no gradients are taken, its forward runs alone: autograd's part takes as long as a product
+    of one row.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return function.apply(*inputs)

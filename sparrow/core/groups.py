@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-OWN, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+ROOT = Path("/sys/fs/cgroup")
 
 
 def folders(controller: str) -> Iterator[tuple[Path, int]]:
-    """Yields the folders of control groups that may limit this process, innermost first, with their version, 1 or 2.
+    """Yields the folders of control groups that may limit this process, innermost first, with their
+    version, 1 or 2.
 
-    In a container a path can be that of the host, of which only the end is visible. Then some folders do not exist.
+    In a container a path can be that of the host, of which only the end is visible. Then some
+    folders do not exist.
 
     controller: "cpu" or "memory".
     """

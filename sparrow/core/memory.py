@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -16,22 +17,41 @@ M_MMAP_THRESHOLD = -3
 M_MMAP_MAX = -4
 M_ARENA_MAX = -8
 
+THREADS = 48 << 20  # bytes that threads of a run reserve, mostly for their stacks, and do not use
+# Arrow's allocator would reserve 1 GiB or all that a limit leaves, and numpy's matrix products 32
+# MB a core. Arrow is told below to use another allocator, and numpy multiplies no matrices here.
+SMALL_RESERVES = {
+    "MIMALLOC_ARENA_RESERVE": "16384",
+    "MIMALLOC_ARENA_EAGER_COMMIT": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
 
 def keep_freed_memory() -> None:
-    """Make this process keep the memory that it frees, for the next step to use, if the C library can do that.
+    """Make this process keep the memory that it frees, for the next step to use, if the C library
+    can do that.
 
-    Otherwise every large tensor of every step is new memory, which the system clears page by page. On the machine of
-    docs/LOG.md that took longer than a lookup. A program does this once, at its start. A library should not.
+    Otherwise every large tensor of every step is new memory, which the system clears page by page.
+    When that was measured, it took longer than a lookup. A program does this once, at its start. A
+    library should not.
     """
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # else it keeps memory of its own; read at its import
+    # else it keeps memory of its own; read at its import
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    # torch aligns large tensors to pages then. Otherwise a block that one left has a few bytes too
+    # little for the next of its size, and small objects settle in it: the memory kept grew to twice
+    # of what was used.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    for name, value in SMALL_RESERVES.items():
+        os.environ.setdefault(name, value)
     _set((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def return_freed_memory() -> None:
-    """Make this process give large blocks back as soon as it frees them, if the C library can do that.
+    """Make this process give large blocks back as soon as it frees them, if the C library can do
+    that.
 
-    A preparation allocates blocks of many sizes. If it kept them, the holes between them would take as much memory as
-    what is used.
+    A preparation allocates blocks of many sizes. If it kept them, the holes between them would take
+    as much memory as what is used.
     """
     if sys.platform == "linux":
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
@@ -47,7 +67,9 @@ def _set(*settings: tuple[int, int]) -> None:
 
 
 def leave_out(package: str) -> None:
-    """Hide a package from this process, so that optional imports of it by other packages find nothing."""
+    """Hide a package from this process, so that optional imports of it by other packages find
+    nothing.
+    """
 
     class Without:
         def __init__(self, finder: Any) -> None:
@@ -77,7 +99,8 @@ def resident_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Returns the bytes of memory that this process can still get, or None if the system does not say.
+    """Returns the bytes of memory that this process can still get, or None if the system does not
+    say.
 
     The machine limits them, or the control groups of the process if these have less.
     """
@@ -89,13 +112,42 @@ def available_bytes() -> int | None:
     return min([free, *_cgroup_bytes()])
 
 
+def limit_bytes() -> float:
+    """Returns the bytes of memory that the limits of this process (ulimit -v, -d) leave it;
+    infinity without any.
+
+    What has been reserved is gone, whether it is used or not, and so is what threads will reserve.
+    """
+    try:
+        import resource
+
+        used = [
+            int(pages) * os.sysconf("SC_PAGE_SIZE")
+            for pages in Path("/proc/self/statm").read_text().split()
+        ]
+    except (ImportError, OSError):
+        return math.inf
+    size, _, _, _, _, data, _ = used
+    left = math.inf
+    for kind, now in ((resource.RLIMIT_AS, size), (resource.RLIMIT_DATA, data)):
+        limit = resource.getrlimit(kind)[0]
+        if limit != resource.RLIM_INFINITY:
+            left = min(left, max(limit - now - THREADS, 0))
+    return left
+
+
 def _cgroup_bytes() -> Iterator[int]:
-    """Yields the bytes that each control group of this process has left; page cache counts as free."""
+    """Yields the bytes that each control group of this process has left; page cache counts as
+    free.
+    """
     for folder, version in folders("memory"):
         limit, used = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
-        most, now = lines(folder / f"memory.{limit}"), lines(folder / f"memory.{used}")
+        most = lines(folder / f"memory.{limit}")
+        now = lines(folder / f"memory.{used}")
         if most and now and most[0].isdigit() and int(most[0]) < 1 << 60:
-            cache = dict(line.split() for line in lines(folder / "memory.stat") if len(line.split()) == 2)
+            cache = dict(
+                line.split() for line in lines(folder / "memory.stat") if len(line.split()) == 2
+            )
             yield max(int(most[0]) - int(now[0]) + int(cache.get("inactive_file", 0)), 0)
 
 

@@ -28,7 +28,8 @@ MOST = (1 << 63) - 1
 
 
 def mix63(x: Any) -> Any:
-    """Returns another number of 63 bits for each, which looks random. It is a bijection, and 0 stays 0.
+    """Returns another number of 63 bits for each, which looks random. It is a bijection, and 0
+    stays 0.
 
     x: an int64 array of numpy or tensor of torch, of numbers that are not negative.
     """

@@ -10,9 +10,10 @@ HUGE = 4 << 20  # bytes from which pages of 2 MiB are asked for
 
 
 def empty_rows(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-    """Returns uninitialised memory for rows that are read at random, in pages of 2 MiB where the system offers them.
+    """Returns uninitialised memory for rows that are read at random, in pages of 2 MiB where the
+    system offers them.
 
-    With pages of 4 KiB most of a lookup in a large table is spent on finding the page (measured: docs/LOG.md).
+    With pages of 4 KiB most of a lookup in a large table is spent on finding the page.
 
     Args:
         shape: of the rows.

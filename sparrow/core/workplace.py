@@ -17,15 +17,19 @@ _LOCK, _NEW = "sparrow-prepare.lock", "sparrow-prepare.new"  # the latter: until
 
 
 @contextmanager
-def workplace(out: Path, leave: Callable[[Path], None] = lambda folder: None) -> Iterator[tuple[Path, list[str]]]:
-    """Yields a hidden folder beside `out` that goes away with the block, and notes on what killed programs had left.
+def workplace(
+    out: Path, leave: Callable[[Path], None] = lambda folder: None
+) -> Iterator[tuple[Path, list[str]]]:
+    """Yields a hidden folder beside `out` that goes away with the block, and notes on what killed
+    programs had left.
 
-    Their folders are known by a lock that nobody holds any more, and are deleted. A folder that one had moved away from
-    `out`, to put a new one in its place, is put back.
+    Their folders are known by a lock that nobody holds any more, and are deleted. A folder that one
+    had moved away from `out`, to put a new one in its place, is put back.
 
     Args:
         out: the folder.
-        leave: is given each folder in a hidden one before it is deleted, to remove what it has elsewhere.
+        leave: is given each folder in a hidden one before it is deleted, to remove what it has
+            elsewhere.
 
     Raises:
         UserError: when no folder can be made.
@@ -57,7 +61,9 @@ def _remove(work: Path, leave: Callable[[Path], None]) -> None:
 
 
 def clean(out: Path, leave: Callable[[Path], None]) -> list[str]:
-    """Remove the hidden folders beside `out` that killed programs have left. Returns notes. leave: see `workplace`."""
+    """Remove the hidden folders beside `out` that killed programs have left. Returns notes. leave:
+    see `workplace`.
+    """
     notes = []
     for lock in out.parent.glob(f".{glob.escape(out.name)}.*/{_LOCK}"):
         work = lock.parent
@@ -71,8 +77,11 @@ def clean(out: Path, leave: Callable[[Path], None]) -> list[str]:
                 notes.append(f"{out}: put back where it was before its replacement was killed")
             _remove(work, leave)
             notes.append(f"{work}: left by a program that was killed; deleted")
-    for work in out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}"):  # killed before it could make a lock
+    # killed before it could make a lock
+    for work in out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}"):
         with suppress(FileNotFoundError, NotADirectoryError):  # somebody else's may go meanwhile
-            if time.time() - work.stat().st_mtime > 60 and all(path.name == _NEW for path in work.iterdir()):
+            if time.time() - work.stat().st_mtime > 60 and all(
+                path.name == _NEW for path in work.iterdir()
+            ):
                 shutil.rmtree(work, ignore_errors=True)
     return notes

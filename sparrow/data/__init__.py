@@ -1,7 +1,11 @@
 """Click log -> prepared log -> batches.
 
-`logs` reads raw logs and infers a schema, `preparation` makes a prepared log of them, `batches` reads what that wrote.
-What is named here is loaded when it is used: opening a prepared log loads neither of the first two.
+`logs` reads raw logs and infers a schema, `preparation` makes a prepared log of them, `batches`
+reads what that wrote. What is named here is loaded when it is used: opening a prepared log loads
+neither of the first two.
+
+Imports: features, layers, losses, metrics and below. Imported by: models, sharding, checkpoint and
+above.
 """
 
 from __future__ import annotations
@@ -11,16 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparrow.data.batches.dataset import Dataset, open
-    from sparrow.data.logs.synthetic import generate
     from sparrow.data.preparation.job import prepare
 
 _HOMES = {
     "Dataset": "batches.dataset",
     "open": "batches.dataset",
-    "generate": "logs.synthetic",
     "prepare": "preparation.job",
 }
-__all__ = ["Dataset", "generate", "open", "prepare"]
+__all__ = ["Dataset", "open", "prepare"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,25 +1,26 @@
-"""How autograd and `torch.compile` see tables: a Function for eager code, and operators that a compiled program holds.
+"""How autograd sees tables: a `Door` to rows that learn in backward, and a `Mapper` of ids to rows.
 
-A compiled program can hold neither tables that change between its calls, nor gradients of a number of rows that is
-known only when it runs. It holds the number of a `Door`, and the operators call through it. Operators defined in
-Python cost too much per call to be the only way.
+`torch.compile` sees them as operators that call through the number of a door
+(`sparrow/embeddings/compiled.py`).
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import count
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from sparrow import embeddings
 from sparrow.core.functions import applied
-from sparrow.kernels.embedding_bag import Bags, Lookups
+from sparrow.kernels.embedding_bag import Bags
 
-_live: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_made = 0
+registered: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""Number -> the door or mapper that has it, by which compiled programs call it."""
+_numbers = count(1)
 
 
 class Rows(Protocol):
@@ -29,8 +30,11 @@ class Rows(Protocol):
         """Returns the outputs of a batch."""
         ...
 
-    def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
-        """Change the rows. Returns the gradient of the weights of the ids, or None if it is not needed.
+    def run_backward(
+        self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool
+    ) -> Tensor | None:
+        """Change the rows. Returns the gradient of the weights of the ids, or None if it is not
+        needed.
 
         Args:
             grads: the gradients of the outputs.
@@ -44,15 +48,16 @@ class Rows(Protocol):
 class Door:
     """Between autograd and some rows, which it does not keep alive.
 
-    dims: D of every table. version: counts changes of rows, so that a backward through rows that have changed is
-    noticed.
+    dims: D of every table. version: counts changes of rows, so that a backward through rows that
+    have changed is noticed.
     """
 
     def __init__(self, rows: Rows, dims: Sequence[int]) -> None:
         self._rows = weakref.ref(rows)
         self.dims = list(dims)
         self.version = 0
-        self.anchor = torch.zeros((), requires_grad=True)  # gives autograd a reason to call the rows' backward
+        # gives autograd a reason to call the rows' backward
+        self.anchor = torch.zeros((), requires_grad=True)
         self.number = _register(self)
 
     @property
@@ -65,7 +70,7 @@ class Door:
     def __call__(self, bags: Bags) -> list[Tensor]:
         """Returns the outputs of a batch, in whose backward the rows learn."""
         if torch.compiler.is_compiling():
-            *outputs, _ = _compiled_lookup(
+            *outputs, _ = embeddings.compiled.lookup(
                 self.anchor,
                 bags.slots_N,
                 bags.offsets_B1,
@@ -94,7 +99,9 @@ class Ids(Protocol):
         """
         ...
 
-    def shape_of_rows(self, ids: torch.dtype, bounds: Sequence[int], keys: Sequence[int]) -> tuple[int, torch.dtype]:
+    def shape_of_rows(
+        self, ids: torch.dtype, bounds: Sequence[int], keys: Sequence[int]
+    ) -> tuple[int, torch.dtype]:
         """Returns how many rows there are, and their type."""
         ...
 
@@ -114,18 +121,19 @@ class Mapper:
         return ids
 
     def __call__(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
-        """Returns what `Ids.map_ids` does."""
+        """Returns the rows of ids, see `Ids.map_ids`."""
         if torch.compiler.is_compiling():
-            rows_N: Tensor = _compiled_rows(values_N, list(bounds), list(keys), self.number)
+            rows_N: Tensor = embeddings.compiled.map_ids(
+                values_N, list(bounds), list(keys), self.number
+            )
             return rows_N
         return self.ids.map_ids(values_N, bounds, keys)
 
 
-def _register(it: Any) -> int:
-    global _made
-    _made += 1
-    _live[_made] = it
-    return _made
+def _register(callee: Any) -> int:
+    number = next(_numbers)
+    registered[number] = callee
+    return number
 
 
 class _Lookup(torch.autograd.Function):
@@ -142,134 +150,3 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_N = ctx.rows.run_backward(grads, ctx.bags, ctx.version, ctx.needs_input_grad[1])
         return None, grad_N, None, None, None
-
-
-# -- for torch.compile -----------------------------------------------------------------------------------------------
-
-
-def _bags(
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None,
-    inverses: list[Tensor],
-    bags: list[int],
-    bounds: list[int],
-    numbers: list[int],
-) -> Bags:
-    return Bags(
-        slots_N=slots_N,
-        offsets_B1=offsets_B1,
-        weights_N=weights_N,
-        inverses=inverses,
-        bags=bags,
-        bounds=bounds,
-        lookups=Lookups.from_numbers(numbers),
-    )
-
-
-@torch.library.custom_op("sparrow::table_rows", mutates_args=())
-def _compiled_rows(values_N: Tensor, bounds: list[int], keys: list[int], number: int) -> Tensor:
-    rows_N: Tensor = _live[number].ids.map_ids(values_N, bounds, keys)
-    return rows_N.clone() if rows_N is values_N else rows_N  # an operator may not return what it was given
-
-
-@_compiled_rows.register_fake
-def _(values_N: Tensor, bounds: list[int], keys: list[int], number: int) -> Tensor:
-    count, kind = _live[number].ids.shape_of_rows(values_N.dtype, bounds, keys)
-    return values_N.new_empty(count, dtype=kind)
-
-
-@torch.library.custom_op("sparrow::table_lookup", mutates_args=())
-def _compiled_lookup(
-    anchor: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None,
-    inverses: list[Tensor],
-    bags: list[int],
-    bounds: list[int],
-    numbers: list[int],
-    number: int,
-    moment: list[int],
-) -> list[Tensor]:
-    """Every output, and the tables' version."""
-    door = _live[number]
-    batch = _bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers)
-    outputs = door.rows.run_lookup(replace(batch, moment=(moment[0], moment[1])))
-    return [*outputs, torch.tensor(door.version)]
-
-
-@_compiled_lookup.register_fake
-def _(
-    anchor: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None,
-    inverses: list[Tensor],
-    bags: list[int],
-    bounds: list[int],
-    numbers: list[int],
-    number: int,
-    moment: list[int],
-) -> list[Tensor]:
-    shapes = _bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers).outputs(_live[number].dims)
-    return [*(slots_N.new_empty(s, dtype=torch.float32) for s in shapes), torch.empty((), dtype=torch.int64)]
-
-
-@torch.library.custom_op("sparrow::table_backward", mutates_args=())
-def _compiled_backward(
-    grads: list[Tensor],
-    version: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None,
-    inverses: list[Tensor],
-    bags: list[int],
-    bounds: list[int],
-    numbers: list[int],
-    number: int,
-    needs_weights: bool,
-) -> tuple[Tensor, Tensor]:
-    """Zero for the anchor, which keeps this operator in the program, and the gradient of the weights."""
-    batch = _bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers)
-    grad_N = _live[number].rows.run_backward(grads, batch, int(version), needs_weights)
-    return torch.zeros(()), slots_N.new_empty(0, dtype=torch.float32) if grad_N is None else grad_N
-
-
-@_compiled_backward.register_fake
-def _(
-    grads: list[Tensor],
-    version: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None,
-    inverses: list[Tensor],
-    bags: list[int],
-    bounds: list[int],
-    numbers: list[int],
-    number: int,
-    needs_weights: bool,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty(()), slots_N.new_empty(slots_N.shape[0] if needs_weights else 0, dtype=torch.float32)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _, slots_N, offsets_B1, weights_N, inverses, *ctx.rest, _ = inputs
-    ctx.weighted = weights_N is not None
-    ctx.save_for_backward(output[-1], slots_N, offsets_B1, *([weights_N] if ctx.weighted else []), *inverses)
-    ctx.shapes = [output[i].shape for i in range(len(output) - 1)]
-
-
-def _learn(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    version, slots_N, offsets_B1, *more = ctx.saved_tensors
-    weights_N, inverses = (more[0], more[1:]) if ctx.weighted else (None, more)
-    whole = [
-        slots_N.new_zeros(shape, dtype=torch.float32) if grad is None else grad
-        for grad, shape in zip(grads, ctx.shapes, strict=False)
-    ]
-    needs = bool(ctx.needs_input_grad[3])
-    zero, grad_N = _compiled_backward(whole, version, slots_N, offsets_B1, weights_N, inverses, *ctx.rest, needs)
-    return zero, None, None, grad_N if needs else None, [None] * len(inverses), *[None] * (len(ctx.rest) + 1)
-
-
-_compiled_lookup.register_autograd(_learn, setup_context=_save)

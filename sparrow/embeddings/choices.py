@@ -1,38 +1,40 @@
-"""What a run's `[tables]` says: how the tables of a log are addressed, stored and trained, all of them or some."""
+"""What a run's `[tables]` says: how the tables of a log are addressed, stored and trained, all of
+them or some.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from sparrow.core.config import Family, changed, from_dict, to_dict
+from sparrow import embeddings
+from sparrow.core.config import Family, from_dict, to_dict
 from sparrow.core.errors import UserError, require, suggest
-from sparrow.embeddings.addressing import Addressing, AddressingConfig, LogTable, Numbering, direct, hashed
-from sparrow.embeddings.spec import TIERS, Cache, State, TableSpec, Tier, in_memory
+from sparrow.embeddings.addressing import Addressing, AddressingConfig, Numbering, direct, hashed
+from sparrow.embeddings.spec import (
+    ON_CPU,
+    TIERS,
+    Cache,
+    Placement,
+    State,
+    TableSpec,
+    Tier,
+    in_memory,
+)
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
-
-_TEST = re.compile(r"\s*rows\s*(<=|>=|==|!=|<|>)\s*([0-9]+(?:_[0-9]+)*)\s*")
-_PARTS = ("addressing", "format", "rule", "state", "cache", "tier", "init_scale")
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "<": int.__lt__,
-    "<=": int.__le__,
-    ">": int.__gt__,
-    ">=": int.__ge__,
-    "==": int.__eq__,
-    "!=": int.__ne__,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """Other choices for some tables: those of these names, for which the condition holds; one of the two may be left.
+    """Other choices for some tables: those of these names, for which the condition holds; one of
+    the two may be left.
 
-    where: such as "rows > 100_000" or "rows > 10 and rows < 1000". The rest are settings of `TableChoices`, of which
-    only what changes is said: `rule = { lr = 0.1 }` keeps the rule, another `name` begins from that member's defaults.
+    where: such as "rows > 100_000" or "rows > 10 and rows < 1000". The rest are settings of
+    `TableChoices`, of which only what changes is said: `rule = { lr = 0.1 }` keeps the rule,
+    another `name` begins from that member's defaults.
     """
 
     names: tuple[str, ...] | None = None
@@ -46,53 +48,40 @@ class Override:
     init_scale: float | None = None
 
     def __post_init__(self) -> None:
-        if self.names is None and self.where is None:
-            raise UserError('of which tables? give names = ["item"] or where = "rows > 100_000"')
-        for test in self._tests:
-            if not _TEST.fullmatch(test):
-                raise UserError(f'where: {test.strip()!r} is no test of rows; write such as "rows > 100_000"')
-
-    @property
-    def _tests(self) -> list[str]:
-        return [] if self.where is None else self.where.split(" and ")
+        embeddings.overrides.check(self)
 
     def is_for(self, name: str, rows: int) -> bool:
         """Whether a table of this name, with so many rows, is meant."""
-        if self.names is not None and name not in self.names:
-            return False
-        found = [_TEST.fullmatch(test) for test in self._tests]
-        return all(_COMPARE[m[1]](rows, int(m[2])) for m in found if m)
+        return embeddings.overrides.is_for(self, name, rows)
 
     def on(self, choices: TableChoices) -> TableChoices:
         """Returns the choices with what this override changes, and without their overrides."""
-        parts = [part for part in _PARTS if getattr(self, part) is not None]
-        merged = to_dict(choices, only=parts)
-        for part in parts:
-            change, before = getattr(self, part), merged.get(part, {})
-            if isinstance(change, dict):
-                same = before.get("name") == change.get("name", before.get("name"))
-                change = {**(before if same else {}), **change}
-            merged[part] = change
-        return changed(replace(choices, overrides=()) if choices.overrides else choices, merged)
+        return embeddings.overrides.apply(self, choices)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableChoices:
     """How tables are addressed, stored and trained.
 
-    addressing: by default each id has the row that the log's encoding numbers, and hashes are taken modulo the rows.
-    format: how a row is stored. rule: how a row learns, with its learning rate. state: how what the rule keeps of a row
-    is stored, "fp32" or "bf16" (2 bytes a number, rounded stochastically). cache: fp32 copies of the rows that are used
-    most. tier: whether rows are in memory or on an SSD, see `Tier`. init_scale: rows begin uniform in +-init_scale, by
-    default as the model has it, or else +-1/sqrt(rows). seed: of the first rows, the run's by default. overrides: for
-    some tables, see `Override`; a later one changes what an earlier one made. sizes: table -> its addressing with every
-    size written out, which a run settles and writes in its run.toml; what is here counts before all else. init: table
-    -> a Parquet file with the vectors that rows begin with, see `give_vectors`.
+    addressing: by default each id has the row that the log's encoding numbers, and hashes are taken
+    modulo the rows. format: how a row is stored. rule: how a row learns, with its learning rate.
+    state: how what the rule keeps of a row is stored, "fp32" or "bf16" (2 bytes a number, rounded
+    stochastically). cache: fp32 copies of the rows that are used most. tier: whether rows are in
+    memory or on an SSD, see `Tier`. init_scale: rows begin uniform in +-init_scale, by default as
+    the model has it, or else +-1/sqrt(rows). seed: of the first rows, the run's by default.
+    overrides: for some tables, see `Override`; a later one changes what an earlier one made. sizes:
+    table -> its addressing with every size written out, which a run settles and writes in its
+    run.toml; what is here counts before all else. init: table -> a Parquet file with the vectors
+    that rows begin with, see `give_vectors`.
     """
 
     addressing: Annotated[AddressingConfig | None, Family("sparrow.embeddings.addressing")] = None
-    format: Annotated[RowFormat, Family("sparrow.kernels.formats")] = field(default_factory=fp32.Config)
-    rule: Annotated[RowRule, Family("sparrow.kernels.rules")] = field(default_factory=rowwise_adagrad.Config)
+    format: Annotated[RowFormat, Family("sparrow.kernels.formats")] = field(
+        default_factory=fp32.Config
+    )
+    rule: Annotated[RowRule, Family("sparrow.kernels.rules")] = field(
+        default_factory=rowwise_adagrad.Config
+    )
     state: State = "fp32"
     cache: Cache = field(default_factory=Cache)
     tier: Annotated[Tier, TIERS] = field(default_factory=in_memory)
@@ -105,14 +94,23 @@ class TableChoices:
     def __post_init__(self) -> None:
         require(least=0, init_scale=self.init_scale)
         require(least=0, most=2**63 - 1, seed=self.seed)
-        made = [self]
-        for number, override in enumerate(self.overrides):  # says what is wrong with one before any work
-            made.append(_legal(override, made, number))
+        if self.overrides:
+            embeddings.overrides.check_all(self)  # says what is wrong with one before any work
         for name in self.sizes:
             self._settled(name)
 
+    @property
+    def placement(self) -> Placement:
+        """Where rows are kept. It is no setting of a run, see `at`."""
+        return ON_CPU
+
+    def at(self, placement: Placement) -> TableChoices:
+        """Returns the choices for tables whose rows are kept there."""
+        return _PlacedChoices(**{**vars(self), "placement": placement})
+
     def alone(self, name: str, rows: int) -> TableChoices:
-        """Returns the choices for one table: the overrides that are for it are applied, and none are left.
+        """Returns the choices for one table: the overrides that are for it are applied, and none
+        are left.
 
         Args:
             name: the table's.
@@ -120,14 +118,16 @@ class TableChoices:
         """
         if not self.overrides and not self.sizes:
             return self
-        chosen = replace(self, overrides=(), sizes={of: size for of, size in self.sizes.items() if of == name})
+        sizes = {name: self.sizes[name]} if name in self.sizes else {}
+        chosen = replace(self, overrides=(), sizes=sizes)
         for override in self.overrides:
             if override.is_for(name, rows):
                 chosen = override.on(chosen)
         return chosen
 
-    def of(self, name: str, rows: int) -> TableChoices:
-        """Returns what `alone` does, without a cache for a table whose rows are exact, and without settled sizes.
+    def for_table(self, name: str, rows: int) -> TableChoices:
+        """Returns what `alone` does, without a cache for a table whose rows are exact, and without
+        settled sizes.
 
         Args:
             name: the table's.
@@ -137,9 +137,15 @@ class TableChoices:
         # a frame of such a table would be a second copy of the same bits
         is_exact = isinstance(chosen.format, fp32.Config) and chosen.state == "fp32"
         cache = Cache() if is_exact else chosen.cache
-        return replace(chosen, sizes={}, cache=cache) if chosen.sizes or cache != chosen.cache else chosen
+        return (
+            replace(chosen, sizes={}, cache=cache)
+            if chosen.sizes or cache != chosen.cache
+            else chosen
+        )
 
-    def spec(self, name: str, dim: int, ids: Numbering, init_scale: float | None = None) -> TableSpec:
+    def spec(
+        self, name: str, dim: int, ids: Numbering, init_scale: float | None = None
+    ) -> TableSpec:
         """Returns what one table of a log is.
 
         Args:
@@ -151,8 +157,9 @@ class TableChoices:
         Raises:
             UserError: when its ids cannot be addressed as chosen.
         """
-        chosen, addressing = self.of(name, ids.rows), self.addressed(name, ids)
-        with self._told(name, ids.rows):
+        chosen = self.for_table(name, ids.rows)
+        addressing = self.addressed(name, ids)
+        with self.errors_placed(name, ids.rows):
             addressing.components(dim)
         return TableSpec(
             name=name,
@@ -176,60 +183,21 @@ class TableChoices:
         Raises:
             UserError: when its ids cannot be addressed as chosen.
         """
-        with self._told(name, ids.rows):
+        with self.errors_placed(name, ids.rows):
             return self._chosen(name, ids).build(ids)
 
     def addressing_of(self, name: str, ids: Numbering) -> dict[str, Any]:
         """Returns the settings of what `addressed` does."""
-        return _written(self._chosen(name, ids))
+        return settings_of(self._chosen(name, ids))
 
     def _chosen(self, name: str, ids: Numbering) -> AddressingConfig:
-        config = self._settled(name) if name in self.sizes else self.of(name, ids.rows).addressing
-        return config or _usual(ids)
+        if name in self.sizes:
+            return self._settled(name)
+        return self.for_table(name, ids.rows).addressing or default_addressing(ids)
 
     def vectors(self, name: str, ids: Numbering) -> int:
         """Returns how many vectors of an id stand side by side, see `Addressing`."""
         return self.addressed(name, ids).traits.vectors
-
-    def settled(
-        self, tables: Mapping[str, LogTable], before: TableChoices, were: Mapping[str, Numbering]
-    ) -> TableChoices:
-        """Returns the choices with the sizes of each table's addressing written out.
-
-        A table for which the same was chosen before keeps its sizes. With one row more it might have others, and then
-        every id would have another row.
-
-        Args:
-            tables: of the log.
-            before: the choices of the run that this one goes on with; else these.
-            were: table -> how its ids were numbered there.
-
-        Raises:
-            UserError: when ids cannot be addressed as chosen.
-        """
-        found: dict[AddressingConfig, list[str]] = {}
-        sizes = dict(self.sizes)
-        for name, table in tables.items():
-            chosen = self.of(name, table.ids.rows).addressing
-            if name in self.sizes:
-                continue
-            then = None if name not in were else before.of(name, were[name].rows).addressing
-            if name in were and then == self.of(name, were[name].rows).addressing:
-                kept = before.sizes.get(name) or _written(then or _usual(table.ids))
-                if kept != _written(chosen or _usual(table.ids)):
-                    sizes[name] = kept
-            elif chosen is not None:
-                found.setdefault(chosen, []).append(name)
-        for chosen, names in found.items():
-            try:
-                made = chosen.settled([tables[name] for name in names])
-            except UserError:
-                for name in names:
-                    with self._told(name, tables[name].ids.rows):
-                        chosen.settled([tables[name]])
-                raise
-            sizes |= {name: _written(config) for name, config in zip(names, made, strict=True) if config != chosen}
-        return replace(self, sizes=sizes)
 
     def placed(self, tiers: Mapping[str, Tier], rows: Mapping[str, int]) -> TableChoices:
         """Returns the choices with other tiers for some tables.
@@ -240,21 +208,29 @@ class TableChoices:
         """
         names: dict[Tier, list[str]] = {}
         for name, tier in tiers.items():
-            if self.of(name, rows[name]).tier != tier:
+            if self.for_table(name, rows[name]).tier != tier:
                 names.setdefault(tier, []).append(name)
-        more = [Override(names=tuple(of), tier={"name": tier.name, **to_dict(tier)}) for tier, of in names.items()]
+        more = [
+            Override(names=tuple(tables), tier={"name": tier.name, **to_dict(tier)})
+            for tier, tables in names.items()
+        ]
         return replace(self, overrides=(*self.overrides, *more)) if more else self
 
     @property
     def in_memory(self) -> TableChoices:
         """The same choices, but no table is on an SSD."""
-        return replace(self, tier=in_memory(), overrides=tuple(replace(o, tier=None) for o in self.overrides))
+        return replace(
+            self, tier=in_memory(), overrides=tuple(replace(o, tier=None) for o in self.overrides)
+        )
 
     @property
     def unaddressed(self) -> TableChoices:
         """The same choices, but each id has a row."""
         return replace(
-            self, addressing=None, overrides=tuple(replace(o, addressing=None) for o in self.overrides), sizes={}
+            self,
+            addressing=None,
+            overrides=tuple(replace(o, addressing=None) for o in self.overrides),
+            sizes={},
         )
 
     def place(self, name: str, rows: int) -> str:
@@ -264,12 +240,16 @@ class TableChoices:
             name: the table's.
             rows: as many as the log's encoding gives it.
         """
-        found = [n for n, of in enumerate(self.overrides) if of.addressing is not None and of.is_for(name, rows)]
-        return f"tables.overrides[{found[-1]}].addressing" if found else "tables.addressing"
+        numbers = [
+            n
+            for n, override in enumerate(self.overrides)
+            if override.addressing is not None and override.is_for(name, rows)
+        ]
+        return f"tables.overrides[{numbers[-1]}].addressing" if numbers else "tables.addressing"
 
     @contextmanager
-    def _told(self, name: str, rows: int) -> Iterator[None]:
-        """Errors say where the run addresses the table."""
+    def errors_placed(self, name: str, rows: int) -> Iterator[None]:
+        """Lets errors say where the run addresses the table. The arguments are those of `place`."""
         try:
             yield
         except UserError as error:
@@ -279,10 +259,13 @@ class TableChoices:
         return from_dict(_Sized, {"addressing": self.sizes[name]}, f"sizes.{name}").addressing
 
     def unused(self, tables: Mapping[str, int]) -> list[str]:
-        """Returns a line for each override that is for no table. tables: name -> rows that the log's encoding gives."""
+        """Returns a line for each override that is for no table. tables: name -> rows that the
+        log's encoding gives.
+        """
         largest = max(tables, key=lambda name: tables[name], default="")
         return [
-            f"tables.overrides[{number}]: for no table; the largest is {largest}, of {tables[largest]:,} rows"
+            f"tables.overrides[{number}]: for no table; the largest is {largest}, of"
+            f" {tables[largest]:,} rows"
             for number, override in enumerate(self.overrides)
             if largest and not any(override.is_for(name, rows) for name, rows in tables.items())
         ]
@@ -293,11 +276,21 @@ class TableChoices:
         Raises:
             UserError: when one names a table that is not there.
         """
-        named = {"overrides": [name for override in self.overrides for name in override.names or ()]}
-        for part, names in {**named, "sizes": list(self.sizes), "init": list(self.init)}.items():
+        overridden: list[str] = []
+        for override in self.overrides:
+            overridden += override.names or ()
+        named = {"overrides": overridden, "sizes": list(self.sizes), "init": list(self.init)}
+        for part, names in named.items():
             for name in names:
                 if name not in tables:
                     raise UserError(f"tables.{part}: no table {name!r}{suggest(name, tables)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlacedChoices(TableChoices):
+    """What a model is built with; run files have no placement."""
+
+    placement: Placement = ON_CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,25 +298,12 @@ class _Sized:
     addressing: Annotated[AddressingConfig, Family("sparrow.embeddings.addressing")]
 
 
-def _written(config: AddressingConfig) -> dict[str, Any]:
-    written: dict[str, Any] = to_dict(_Sized(addressing=config))["addressing"]
-    return written
+def settings_of(config: AddressingConfig) -> dict[str, Any]:
+    """Returns an addressing as it stands in `TableChoices.sizes`."""
+    settings: dict[str, Any] = to_dict(_Sized(addressing=config))["addressing"]
+    return settings
 
 
-def _usual(ids: Numbering) -> AddressingConfig:
+def default_addressing(ids: Numbering) -> AddressingConfig:
+    """Returns the addressing of a table for which none is chosen."""
     return direct.Config() if ids.is_numbered else hashed.Config()
-
-
-def _legal(override: Override, before: list[TableChoices], number: int) -> TableChoices:
-    """Returns what an override makes of the defaults, or else of what an earlier one made.
-
-    Raises:
-        UserError: when it fits none of them.
-    """
-    errors = []
-    for chosen in before:
-        try:
-            return override.on(replace(chosen, overrides=()))
-        except UserError as error:
-            errors.append(str(error))
-    raise UserError(f"overrides[{number}].{errors[0]}")

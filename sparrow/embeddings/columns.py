@@ -1,4 +1,6 @@
-"""Pooled vectors of components -> those of tables, all in one call, where they are linear in them."""
+"""Pooled vectors of components -> those of tables, all in one call, where they are linear in
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from sparrow.layers.site import Site
 
 
 class Columns:
-    """Where the pooled vectors of components go among those of tables, which stand side by side as well.
+    """Where the pooled vectors of components go among those of tables, which stand side by side as
+    well.
 
     Args:
         features: of the tables, in their order.
@@ -34,26 +37,40 @@ class Columns:
         combines: Mapping[str, Any],
         products: Collection[str],
     ) -> None:
-        self._combines = [(combines[spec.name], _dims(spec)) for spec in _distinct(spec_of) if spec.name in combines]
+        self._combines = [
+            (combines[spec.name], _dims(spec))
+            for spec in _distinct(spec_of)
+            if spec.name in combines
+        ]
         self._products = bool(products)
-        self._sites = [of for combine in combines.values() for of in combine.modules() if isinstance(of, Site)]
+        self._sites: list[Site] = []
+        for combine in combines.values():
+            self._sites += [module for module in combine.modules() if isinstance(module, Site)]
         self._is_linear = True
         numbers = {}  # table -> the number of its first matrix
         count = 0
         for spec in _distinct(spec_of):
             numbers[spec.name] = count
             if spec.name in combines and combines[spec.name].is_linear:
-                count += sum(weight is not None for _, weight in combines[spec.name].parts(_dims(spec)))
+                count += sum(
+                    weight is not None for _, weight in combines[spec.name].parts(_dims(spec))
+                )
         self.parts: list[Part] = []
         self.width = first = 0
         for feature in features:
             spec = spec_of[feature.name]
             combine = combines.get(spec.name)
-            moves: list[tuple[int, int, bool]] = [(0, spec.dim, False)]  # column, width, has a matrix
+            # column, width, has a matrix
+            moves: list[tuple[int, int, bool]] = [(0, spec.dim, False)]
             if combine is not None and combine.is_linear:
-                self._is_linear &= not (spec.addressing.traits.is_partial and feature.pooling == "mean")
-                found = zip(combine.parts(_dims(spec)), _dims(spec), strict=True)
-                moves = [(at, dim, weight is not None) for (at, weight), dim in found]
+                self._is_linear &= not (
+                    spec.addressing.traits.is_partial and feature.pooling == "mean"
+                )
+                dims = _dims(spec)
+                moves = [
+                    (at, dim, weight is not None)
+                    for (at, weight), dim in zip(combine.parts(dims), dims, strict=True)
+                ]
             else:
                 self._is_linear &= combine is None or feature.name in products
             number = numbers[spec.name]
@@ -65,26 +82,40 @@ class Columns:
         self._moves = any(part.first != part.to or part.weight >= 0 for part in self.parts)
 
     def fits(self, multiplied: bool) -> bool:
-        """Whether this says all of a batch. multiplied: whether the vectors of products arrive multiplied.
+        """Whether this says all of a batch. multiplied: whether the vectors of products arrive
+        multiplied.
 
         A recipe has its products one by one.
         """
         is_told = any(site.way is not None for site in self._sites)
-        return self._is_linear and self._products == multiplied and not is_told and not torch.compiler.is_compiling()
+        return (
+            self._is_linear
+            and self._products == multiplied
+            and not is_told
+            and not torch.compiler.is_compiling()
+        )
 
     def __call__(self, x_BE: Tensor, impl: Impl) -> Tensor:
-        """Returns the tables' vectors. x_BE: those of the components. impl: see `sparrow.kernels`."""
+        """Returns the tables' vectors. x_BE: those of the components. impl: see
+        `sparrow.kernels`.
+        """
         if not self._moves:
             return x_BE
-        found = [combine.parts(dims) for combine, dims in self._combines if combine.is_linear]
-        weights = [weight for of in found for _, weight in of if weight is not None]
-        out: Tensor = applied(_Project, x_BE, self.parts, self.width, "auto" if impl == "triton" else impl, *weights)
+        weights: list[Tensor] = []
+        for combine, dims in self._combines:
+            if combine.is_linear:
+                weights += [weight for _, weight in combine.parts(dims) if weight is not None]
+        out: Tensor = applied(
+            _Project, x_BE, self.parts, self.width, "auto" if impl == "triton" else impl, *weights
+        )
         return out
 
 
 class _Project(Function):
     @staticmethod
-    def forward(ctx: Any, x_BE: Tensor, parts: Sequence[Part], width: int, impl: Impl, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_BE: Tensor, parts: Sequence[Part], width: int, impl: Impl, *weights: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(x_BE, *weights)
         ctx.parts = parts
         ctx.impl = impl

@@ -1,27 +1,33 @@
-"""`EmbeddingTables`: ids -> rows of components -> vectors -> one vector an id, or a bag of ids."""
+"""`EmbeddingTables`: ids -> rows of components -> vectors -> one vector an id, or a bag of ids.
+
+An `Exchange` brings the vectors of the components: from this process, or from many ranks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
-from typing import Any
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from sparrow import embeddings
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.core.batch import split_at
 from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Mapper
-from sparrow.embeddings.columns import Columns
-from sparrow.embeddings.components import ComponentTables, Mode, Passed
+from sparrow.embeddings.components import MODES, ComponentTables, Mode, Passed
+from sparrow.embeddings.exchange import Exchange, LocalExchange
 from sparrow.embeddings.records import RowGradients, RowRecords
-from sparrow.embeddings.spec import Feature, TableSpec
-from sparrow.embeddings.stores import Saved
+from sparrow.embeddings.spec import ON_CPU, Component, Feature, Placement, TableSpec
+from sparrow.embeddings.stores import External
 from sparrow.kernels import Impl, embedding_bag
-from sparrow.kernels.expand import expand, sum_rows
 from sparrow.kernels.philox import key_of
+
+if TYPE_CHECKING:
+    from sparrow.embeddings.combined import CombinedTables
 
 
 @dataclass(eq=False)
@@ -30,8 +36,9 @@ class Handle:
 
     Args:
         ids: the batch.
-        inner: what the components made of it.
-        places: feature of a component that lacks rows of some ids -> int64, which of the feature's ids it has.
+        inner: what the exchange made of it.
+        places: feature of a component that lacks rows of some ids -> int64, which of the feature's
+            ids it has.
         multiply: whether the components' vectors arrive multiplied, see `Feature.times`.
     """
 
@@ -44,8 +51,9 @@ class Handle:
 class EmbeddingTables(nn.Module):
     """Embedding tables and the features that look into them.
 
-    A table's addressing says which rows of its components an id uses, and how their vectors become one. The components
-    are looked up, and learn, in `components`, which may be on many ranks (`sparrow.sharding`). Calling the module does
+    A table's addressing says which rows of its components an id uses, and how their vectors become
+    one. The vectors of components come through `exchange`, which may be one of many ranks
+    (`sparrow.sharding`). `parts` are the rows that are on this process. Calling the module does
     prepare, lookup and release.
 
     Args:
@@ -54,9 +62,22 @@ class EmbeddingTables(nn.Module):
         seed: of the first values of the table rows, see `RowRecords`.
         mode: how gradients reach the table rows, see `ComponentTables`.
         impl: see `sparrow.kernels`.
+        placement: where the rows are kept.
 
     Raises:
-        UserError: for tables or features that do not fit together.
+        UserError: for tables or features that do not fit together, or that cannot be kept there.
+
+    Example:
+        >>> import torch
+        >>> from sparrow import EmbeddingTables, Feature, KeyedJagged, TableSpec
+        >>> from sparrow.embeddings.addressing import direct
+        >>> spec = TableSpec(name="item", dim=4, addressing=direct.Direct(10))
+        >>> tables = EmbeddingTables([spec], [Feature(name="clicked", table="item", pooling="sum")])
+        >>> ids = KeyedJagged(
+        ...     keys=("clicked",), values_N=torch.tensor([4, 7]), lengths=torch.tensor([2, 0])
+        ... )
+        >>> tables(ids)["clicked"].shape
+        torch.Size([2, 4])
     """
 
     def __init__(
@@ -67,42 +88,68 @@ class EmbeddingTables(nn.Module):
         seed: int = 0,
         mode: Mode = "fused",
         impl: Impl = "auto",
+        placement: Placement = ON_CPU,
     ) -> None:
         super().__init__()
         names = [spec.name for spec in specs]
-        components = [component for spec in specs for component in spec.components]
-        _no_name_twice("table", names, [component.name for component in components])
+        components: list[Component] = []
+        component_owners: list[tuple[str, str]] = []
+        for spec in specs:
+            components += spec.components
+            component_owners += [(component.name, spec.name) for component in spec.components]
+        _require_names_once("table", names, component_owners)
         for feature in features:
             if feature.table not in names:
-                raise UserError(f"feature {feature.name!r}: no table {feature.table!r}{suggest(feature.table, names)}")
+                raise UserError(
+                    f"feature {feature.name!r}: no table"
+                    f" {feature.table!r}{suggest(feature.table, names)}"
+                )
         self.specs = tuple(specs)
         self.features = tuple(features)
         self.seed = seed
         self._spec_of = {feature.name: specs[names.index(feature.table)] for feature in features}
-        made = {}
+        combines: dict[str, nn.Module] = {}
         for spec in specs:  # first weights depend on seed and table alone, and move nobody else's
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(key_of(seed, spec.name) >> 1)
-                made[spec.name] = spec.addressing.combine(spec.dim)
-        self._combined = [name for name in names if made[name] is not None]
-        self.combines = nn.ModuleList(module for module in made.values() if module is not None)
-        self._parts = {feature.name: self._parts_of(feature) for feature in features}
-        parts = [part for of_feature in self._parts.values() for part in of_feature]
-        _no_name_twice("feature", [feature.name for feature in features], [part.name for part in parts])
-        records = [RowRecords(component, seed) for component in components]
-        self.components: Any = ComponentTables(records, parts, mode=mode, impl=impl)
+                combine = spec.addressing.combine(spec.dim)
+            if combine is not None:
+                combines[spec.name] = combine
+        self.combines = nn.ModuleList(combines.values())
+        self._combined: CombinedTables | None = None
+        parts = {
+            f.name: [replace(f, table=self._spec_of[f.name].components[0].name)] for f in features
+        }
+        if combines:
+            self._combined = embeddings.combined.CombinedTables(features, self._spec_of, combines)
+            parts = self._combined.parts
+        owners: list[tuple[str, str]] = []
+        lookups: list[Feature] = []
+        for name, feature_parts in parts.items():
+            owners += [(part.name, name) for part in feature_parts]
+            lookups += feature_parts
+        _require_names_once("feature", [feature.name for feature in features], owners)
+        records = [RowRecords(component, seed, placement=placement) for component in components]
+        self._mode = mode
+        self._impl = impl
+        self.use(LocalExchange(ComponentTables(records), lookups))
         self._outside: dict[str, Tensor | int] = {}  # feature -> ids outside its table so far
         self._specs = [self._spec_of[feature.name] for feature in features]
-        self._limits = [-1 if spec.addressing.ids is None else spec.addressing.ids for spec in self._specs]
-        partial = [name for name, spec in self._spec_of.items() if spec.addressing.traits.is_partial]
-        self._partial = {part.name for name in partial for part in self._parts[name]}
-        products = {name for name, of in self._parts.items() if any(part.times for part in of)}
-        self._columns = Columns(
-            features, self._spec_of, dict(zip(self._combined, self.combines, strict=True)), products
-        )
+        self._limits = [
+            -1 if spec.addressing.ids is None else spec.addressing.ids for spec in self._specs
+        ]
         self._is_identity = all(spec.addressing.traits.is_identity for spec in self._specs)
         self._keys: dict[tuple[str, ...], list[int]] = {}
         self._begin()
+
+    def use(self, exchange: Exchange) -> None:
+        """Get vectors through an exchange from now on. Its rows are in the place of those
+        before.
+        """
+        self.exchange = exchange
+        self.parts = nn.ModuleList(exchange.parts)
+        self._are_shared = False  # whether rows that every rank has got the gradients of all
+        self.mode, self.impl = self._mode, self._impl
 
     def _begin(self) -> None:
         """What a copy must have anew."""
@@ -110,35 +157,45 @@ class EmbeddingTables(nn.Module):
         self._ready: dict[KeyedJagged, Handle] = {}  # batches that were made ready for a later call
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_mapper", "_ready")}
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("_mapper", "_ready")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._begin()
 
-    # -- the lifecycle ------------------------------------------------------------------------------------------
+    # -- the lifecycle -----------------------------------------------------------------------------
 
     def prepare(self, ids: KeyedJagged) -> Handle:
-        """Returns a handle of the batch, whose ids are mapped to rows, and begins to get these rows.
+        """Returns a handle of the batch, whose ids are mapped to rows, and begins to get these
+        rows.
 
         It may run some batches ahead of the lookup.
 
         Raises:
-            UserError: names table, feature, position and value of an id that its table does not hold.
+            UserError: names table, feature, position and value of an id that its table does not
+                hold.
         """
-        multiply = self.components.multiplies(ids)
+        multiply = self.exchange.multiplies(ids)
         rows_N = self._mapper(ids.values_N, ids.bounds, self._numbers(ids.keys))
-        wide = self._wide(ids, rows_N, multiply)
+        wide = ids
         places: dict[str, Tensor] = {}
-        if self._partial:
-            wide, rows_N, places = self._present(wide, rows_N)
-        return Handle(ids, self.components.prepare(wide, rows_N, multiply), places, multiply)
+        if self._combined is not None:
+            wide = self._combined.widen(ids, rows_N, multiply)
+            if self._combined.partial:
+                wide, rows_N, places = self._combined.drop_absent(wide, rows_N)
+        return Handle(ids, self.exchange.prepare(wide, rows_N, multiply), places, multiply)
 
     def prefetch(self, ids: KeyedJagged) -> None:
-        """Do `prepare` for a later call with the same ids, once. It begins to read rows that are on an SSD."""
+        """Do `prepare` for a later call with the same ids, once. It begins to read rows that are on
+        an SSD.
+        """
         if self.features and ids not in self._ready:
             self._ready[ids] = handle = self.prepare(ids)
-            self.components.prefetch(handle.inner)
+            self.exchange.prefetch(handle.inner)
 
     def begin(self, ids: KeyedJagged) -> None:
         """Begin to look a batch up before the model asks for it.
@@ -147,14 +204,20 @@ class EmbeddingTables(nn.Module):
         """
         if self.features:
             self._ready[ids] = handle = self._handle(ids)
-            self.components.begin(handle.inner)
+            self.exchange.begin(handle.inner)
 
     def lookup(self, handle: Handle) -> dict[str, Tensor | Jagged]:
-        """Returns feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none"."""
-        found = self.components.lookup(handle.inner)
-        if not self._combined:
-            return found
-        return {feature.name: self._joined(feature, found, handle) for feature in self.features}
+        """Returns feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with
+        pooling "none".
+        """
+        vectors = self.exchange.lookup(handle.inner)
+        if self._combined is None:
+            return vectors
+        join = self._combined.join
+        return {
+            feature.name: join(feature, vectors, handle.ids, handle.places)
+            for feature in self.features
+        }
 
     def pooled(self, ids: KeyedJagged) -> Tensor:
         """Returns all features' vectors side by side, [B, sum of dims], in the features' order.
@@ -162,20 +225,18 @@ class EmbeddingTables(nn.Module):
         Where it can, it does not copy them.
 
         Raises:
-            UserError: when a feature is not pooled, or has another number of samples than the others.
+            UserError: when a feature is not pooled, or has another number of samples than the
+                others.
         """
         handle = self._handle(ids)
-        if not self._combined or self._columns.fits(handle.multiply):
-            whole: Tensor = self.components.pooled(handle.inner)
-            whole = self._columns(whole, self.impl) if self._combined else whole
+        if self._combined is None:
+            vectors_BD = self.exchange.pooled(handle.inner)
+        elif self._combined.columns.fits(handle.multiply):
+            vectors_BD = self._combined.columns(self.exchange.pooled(handle.inner), self.impl)
         else:
-            found = self.lookup(handle)
-            vectors = [v for v in found.values() if not isinstance(v, Jagged)]
-            if len(vectors) < len(found) or len({len(v) for v in vectors}) > 1:
-                raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
-            whole = torch.cat(vectors, 1)
+            vectors_BD = embeddings.combined.stack(self.lookup(handle))
         self.release(handle)
-        return whole
+        return vectors_BD
 
     @property
     def widths(self) -> list[int]:
@@ -184,63 +245,111 @@ class EmbeddingTables(nn.Module):
 
     def release(self, handle: Handle) -> None:
         """Let go of the batch's rows."""
-        self.components.release(handle.inner)
+        self.exchange.release(handle.inner)
 
+    @torch.no_grad()
     def update(self) -> None:
-        """Apply the gradients that were collected in "deferred" mode. In the other modes there is nothing to do."""
-        self.components.update()
+        """Apply the gradients that were collected: all in "deferred" mode, in "fused" mode those of
+        copied tables.
+        """
+        self._share_gradients()
+        for part in self.exchange.parts:
+            part.update()
+        self._are_shared = False
 
     def forward(self, ids: KeyedJagged) -> dict[str, Tensor | Jagged]:
-        """Returns what `lookup` does, of a batch that is prepared before and released after it."""
+        """Prepares a batch, looks it up and releases it. Returns its vectors, see `lookup`."""
         handle = self._handle(ids)
         out = self.lookup(handle)
         self.release(handle)
         return out
 
     def get_extra_state(self) -> Tensor:
-        """Returns what a state_dict has beside the weights: how many updates there were, and `Passed`, int64 [4]."""
-        return torch.tensor([self.components.updates, *self.components.passed])
+        """Returns what a state_dict has beside the weights: how many updates there were, and
+        `Passed`, int64 [4].
+        """
+        parts = self.exchange.parts  # copied tables are last, and count the updates of all ranks
+        return torch.tensor([parts[-1].updates, *parts[0].passed])
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take back what `get_extra_state` returned."""
-        self.components.updates, *passed = state.tolist()
-        self.components.passed = Passed(*passed)  # none in checkpoints from before there was one
+        updates, *passed = state.tolist()
+        for part in self.exchange.parts:
+            part.updates = updates
+            part.passed = Passed(*passed)  # none in checkpoints from before there was one
 
-    # -- what the components do ---------------------------------------------------------------------------------
+    # -- how rows learn ----------------------------------------------------------------------------
 
     def gradients(self) -> dict[str, RowGradients]:
-        """Returns what `ComponentTables.gradients` does."""
-        return self.components.gradients()
+        """Returns component -> exact unique-row gradients of the rows that are here, to read or
+        scale.
+
+        They are those since the last `update` or `discard`. Those of copied tables agree on all
+        ranks.
+        """
+        self._share_gradients()
+        gradients: dict[str, RowGradients] = {}
+        for part in self.exchange.parts:
+            gradients |= part.gradients()
+        return gradients
 
     def discard(self) -> None:
         """Forget the collected gradients."""
-        self.components.discard()
+        for part in self.exchange.parts:
+            part.discard()
+        self._are_shared = False
 
     def scale_lr(self, factor: float) -> None:
-        """Set the learning rate of every component to its rule's times `factor`, as a schedule says."""
-        self.components.scale_lr(factor)
+        """Set the learning rate of every component to its rule's times `factor`, as a schedule
+        says.
+        """
+        for part in self.exchange.parts:
+            rates = [record.component.rule.lr * factor for record in part.all_records()]
+            part.lr_T.copy_(torch.tensor(rates))
 
     @property
     def mode(self) -> Mode:
-        """How gradients reach the table rows. It may be changed between steps."""
-        return self.components.mode
+        """How gradients reach the table rows. It may be changed between steps. Copied tables learn
+        in `update`.
+        """
+        return self._mode
 
     @mode.setter
     def mode(self, mode: Mode) -> None:
-        self.components.mode = mode
+        if mode not in MODES:
+            raise UserError(f"mode: {mode!r} is not one of {', '.join(map(repr, MODES))}")
+        self._mode = mode
+        self._are_shared = False
+        for part in self.exchange.parts:
+            part.mode = "deferred" if part.is_copied and mode == "fused" else mode
 
     @property
     def impl(self) -> Impl:
         """Which implementation computes, see `sparrow.kernels`."""
-        return self.components.impl
+        return self._impl
 
     @impl.setter
     def impl(self, impl: Impl) -> None:
-        self.components.impl = impl
+        self._impl = impl
+        for part in self.exchange.parts:
+            part.impl = impl
+
+    def _share_gradients(self) -> None:
+        if not self._are_shared and self.mode != "off":
+            self._are_shared = True
+            self.exchange.share_gradients()
+
+    # -- rows in and out ---------------------------------------------------------------------------
+
+    @property
+    def components(self) -> list[Component]:
+        """The components of all tables, in their order."""
+        return list(chain.from_iterable(spec.components for spec in self.specs))
 
     def all_records(self) -> Iterator[RowRecords]:
         """Returns the rows of every component that are here."""
-        return self.components.all_records()
+        for part in self.exchange.parts:
+            yield from part.all_records()
 
     def record(self, name: str) -> RowRecords:
         """Returns the rows of a component.
@@ -248,15 +357,35 @@ class EmbeddingTables(nn.Module):
         Raises:
             UserError: when there is no such component, or when its rows may be on many ranks.
         """
-        return self.components.record(name)
+        if self.exchange.is_sharded:
+            raise UserError(f"table {name!r} is sharded; its rows here are among `all_records`")
+        records = {record.component.name: record for record in self.all_records()}
+        if name not in records:
+            raise UserError(f"no table {name!r}{suggest(name, list(records))}")
+        return records[name]
+
+    def _saved_records(self) -> list[RowRecords]:
+        return list(chain.from_iterable(part.all_records() for part in self.exchange.saved_parts))
 
     def chunks(self, max_bytes: int = 64 << 20) -> Iterator[Chunk]:
-        """Returns the row records that this process has to save, in chunks of at most about `max_bytes`."""
-        return self.components.chunks(max_bytes)
+        """Returns the row records that this process has to save, in chunks of at most about
+        `max_bytes`.
 
-    def saved(self) -> Iterator[Chunk | Saved]:
-        """Returns what `chunks` does, but blocks of files on an SSD in their place, if they have names."""
-        return self.components.saved()
+        The tensors are views.
+        """
+        for record in self._saved_records():
+            yield from record.chunks(max_bytes)
+
+    def saved(self) -> Iterator[Chunk | External]:
+        """Returns the row records as a checkpoint has them, see `RowRecords.saved`. What takes
+        longest comes first.
+
+        These are blocks of files on an SSD, if they have names.
+        """
+        for record in sorted(
+            self._saved_records(), key=lambda record: record.store.transit is None
+        ):
+            yield from record.saved()
 
     def load_chunk(self, chunk: Chunk) -> None:
         """Overwrite the table rows and dimensions of the chunk.
@@ -268,29 +397,40 @@ class EmbeddingTables(nn.Module):
         self.changed()
 
     def changed(self) -> None:
-        """Call it after rows were written from outside, so that a backward through older rows is noticed."""
-        self.components.changed()
+        """Call it after rows were written from outside, so that a backward through older rows is
+        noticed.
+        """
+        for part in self.exchange.parts:
+            part.changed()
 
     def rows_of(self, ids: KeyedJagged, feature: str) -> dict[str, Tensor]:
-        """Returns component -> the rows int64 [N] that the ids of a feature use; of ids that come and go, as of now."""
-        spec, values_N = self._spec_of[feature], ids[feature].values_N
+        """Returns component -> the rows int64 [N] that the ids of a feature use; of ids that come
+        and go, as of now.
+        """
+        spec = self._spec_of[feature]
+        values_N = ids[feature].values_N
         legal_N = self._legal(values_N, (0, len(values_N)), self._numbers((feature,)))
         rows = spec.addressing.rows_of(legal_N.long())
-        found = {component.name: rows_N for component, rows_N in zip(spec.components, rows, strict=True)}
+        table_rows = {
+            component.name: rows_N for component, rows_N in zip(spec.components, rows, strict=True)
+        }
         if policy := spec.addressing.traits.policy:
-            now = self.components.passed.by(policy)
-            return {name: self.record(name).rows_of(keys_N, now) for name, keys_N in found.items()}
-        return found
+            now = self.exchange.parts[0].passed.by(policy)
+            return {
+                name: self.record(name).rows_of(keys_N, now) for name, keys_N in table_rows.items()
+            }
+        return table_rows
 
     def combine_of(self, table: str) -> Any:
         """Returns the `Combine` of a table, or None where there is nothing to combine."""
-        spec = next((spec for spec in self.specs if spec.name == table and table in self._combined), None)
-        return None if spec is None else self._combine(spec)
+        return None if self._combined is None else self._combined.combines.get(table)
 
-    # -- ids that a table does not hold -------------------------------------------------------------------------
+    # -- ids that a table does not hold ------------------------------------------------------------
 
     def oov_counts(self) -> dict[str, int]:
-        """Returns feature -> ids sent to its table's `oov_row` so far, for features whose table has one."""
+        """Returns feature -> ids sent to its table's `oov_row` so far, for features whose table has
+        one.
+        """
         names = [name for name, spec in self._spec_of.items() if spec.oov_row is not None]
         return {name: int(self._outside.get(name, 0)) for name in names}
 
@@ -302,133 +442,15 @@ class EmbeddingTables(nn.Module):
         Raises:
             UserError: when a feature had ids that its table does not hold.
         """
-        for name, spec in self._spec_of.items():
-            if spec.oov_row is None and int(count := self._outside.pop(name, 0)):
-                raise UserError(f"{_place(name, spec)}: {int(count)} ids are outside {_range(spec)}")
+        if self._outside:
+            embeddings.outside_ids.require_none(self._spec_of, self._outside)
 
-    # -- inside -------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _handle(self, ids: KeyedJagged) -> Handle:
         if torch.compiler.is_compiling():
             return self.prepare(ids)
         return self._ready.pop(ids, None) or self.prepare(ids)
-
-    def _parts_of(self, feature: Feature) -> list[Feature]:
-        """What a feature looks up, one for each component of its table."""
-        spec = self._spec_of[feature.name]
-        if spec.name not in self._combined:
-            return [replace(feature, table=spec.components[0].name)]
-        names = [part.name for part in spec.addressing.components(spec.dim)]
-        parts = [
-            Feature(
-                name=f"{feature.name}.{name}" if name else feature.name,
-                table=component.name,
-                pooling=self._pooling(feature, spec),
-            )
-            for name, component in zip(names, spec.components, strict=True)
-        ]
-        if self._combine(spec).is_product and len(parts) == 2:
-            parts[0] = replace(parts[0], times=(parts[1].name, feature.pooling))
-        return parts
-
-    def _pooling(self, feature: Feature, spec: TableSpec) -> Any:
-        """How vectors of components are pooled before they are combined."""
-        if not self._combine(spec).is_linear:
-            return "none"
-        # the number of ids of a sample that have a row is not the number of its ids
-        return "sum" if spec.addressing.traits.is_partial and feature.pooling == "mean" else feature.pooling
-
-    def _present(self, wide: KeyedJagged, rows_N: Tensor) -> tuple[KeyedJagged, Tensor, dict[str, Tensor]]:
-        """Returns wide ids and rows without the ids that have no row, and `Handle.places`."""
-        assert wide.offsets is not None and wide.lengths is not None
-        has_N = rows_N >= 0
-        before_N1 = torch.cat([has_N.new_zeros(1, dtype=torch.int64), has_N.cumsum(0)])
-        parts = zip(wide.keys, pairwise(wide.bounds), strict=True)
-        places = {key: has_N[slice(*at)].nonzero().squeeze(1) for key, at in parts if key in self._partial}
-        left = KeyedJagged(
-            keys=wide.keys,
-            values_N=wide.values_N[has_N],
-            lengths=before_N1[wide.offsets].diff(),
-            weights_N=None if wide.weights_N is None else wide.weights_N[has_N],
-            inverse_B=wide.inverse_B,
-            rows=wide.rows,
-            time=wide.time,
-        )
-        return left, rows_N[has_N], places
-
-    def _combine(self, spec: TableSpec) -> Any:
-        return self.combines[self._combined.index(spec.name)]
-
-    def _wide(self, ids: KeyedJagged, rows_N: Tensor, multiply: bool) -> KeyedJagged:
-        """The batch with each key once for each component of its table, and rows in the place of ids."""
-        if not self._combined:
-            return ids
-        assert ids.lengths is not None and ids.rows is not None
-        lengths_of = dict(zip(ids.keys, ids.lengths.split(list(ids.rows)), strict=True))
-        bounds_of = dict(zip(ids.keys, pairwise(ids.bounds), strict=True))
-        names = {key: self._names(key) for key in ids.keys}
-        origin = {name: key for key, made in names.items() for name in made}
-        weights_N = None
-        if ids.weights_N is not None:
-            weights = [self._weights(ids.weights_N[slice(*bounds_of[key])], key, multiply) for key in origin.values()]
-            weights_N = torch.cat([ids.weights_N[:0], *weights])
-        groups = {tuple(n for key in group for n in names[key]): at_B for group, at_B in ids.inverse_B.items()}
-        lengths = torch.cat([lengths_of[key] for key in origin.values()])
-        counts = [high - low for low, high in (bounds_of[key] for key in origin.values())]
-        return KeyedJagged(
-            keys=tuple(origin),
-            values_N=rows_N,
-            lengths=lengths,
-            offsets=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
-            weights_N=weights_N,
-            inverse_B=groups,
-            rows=tuple(ids.stored(key) for key in origin.values()),
-            time=ids.time,
-            _bounds=tuple(accumulate(counts, initial=0)),  # what is known is not measured again
-        )
-
-    def _names(self, key: str) -> list[str]:
-        return [part.name for part in self._parts[key]] if key in self._parts else [key]
-
-    def _weights(self, weights_N: Tensor, key: str, multiply: bool) -> Tensor:
-        """Returns the weights of a key, or ones where vectors are weighted after they are combined."""
-        spec = self._spec_of.get(key)
-        is_late = spec is not None and spec.name in self._combined and not self._combine(spec).is_linear
-        is_multiplied = multiply and any(part.times for part in self._parts.get(key, ()))
-        return torch.ones_like(weights_N) if is_late and not is_multiplied else weights_N
-
-    def _joined(self, feature: Feature, found: dict[str, Tensor | Jagged], handle: Handle) -> Tensor | Jagged:
-        """Returns a feature's vectors, made of those that its components found."""
-        spec, names = self._spec_of[feature.name], self._names(feature.name)
-        if spec.name not in self._combined:
-            return found[feature.name]
-        if names[-1] not in found:  # both were multiplied
-            return found[names[0]]
-        combine = self._combine(spec)
-        parts = [found[name] for name in names]
-        of = handle.ids[feature.name]
-        if not isinstance(parts[0], Jagged):
-            pooled_BD = combine(parts, None)
-            if spec.addressing.traits.is_partial and feature.pooling == "mean":
-                shares_B = of.lengths_B.clamp(min=1).reciprocal()
-                pooled_BD = pooled_BD * (shares_B if of.inverse_B is None else shares_B[of.inverse_B])[:, None]
-            return pooled_BD
-        vectors = [part.values_N for part in parts]  # type: ignore[union-attr]
-        if spec.addressing.traits.is_partial:
-            ids = len(of.values_N)
-            vectors = [sum_rows(x_ND, handle.places[name], ids) for name, x_ND in zip(names, vectors, strict=True)]
-        values_ND = combine(vectors, _within(of.values_N.long(), spec))
-        if of.weights_N is not None and not combine.is_linear:
-            values_ND = values_ND * of.weights_N[:, None]
-        if feature.pooling == "none":
-            return Jagged(values_N=values_ND, offsets_B1=of.offsets_B1, inverse_B=of.inverse_B, host=of.host)
-        lengths_B = of.lengths_B
-        count = torch.arange(len(lengths_B), device=lengths_B.device)
-        bag_N = count.repeat_interleave(lengths_B, output_size=len(values_ND))
-        pooled_BD = sum_rows(values_ND, bag_N, len(lengths_B))
-        if feature.pooling == "mean":
-            pooled_BD = pooled_BD * lengths_B.clamp(min=1).reciprocal()[:, None]  # as the kernels do
-        return pooled_BD if of.inverse_B is None else expand(pooled_BD, of.inverse_B)
 
     def _numbers(self, keys: tuple[str, ...]) -> list[int]:
         """Returns for each key the number of its feature, or -1."""
@@ -443,7 +465,8 @@ class EmbeddingTables(nn.Module):
         return [numbers.get(key, -1) for key in keys]
 
     def map_ids(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
-        """Returns the rows of a batch's ids, those of a key in one component of its table after those in another.
+        """Returns the rows of a batch's ids, those of a key in one component of its table after
+        those in another.
 
         Args:
             values_N: the ids [N], key by key.
@@ -462,11 +485,17 @@ class EmbeddingTables(nn.Module):
             rows += [part_N] if spec is None else spec.addressing.rows_of(part_N)
         return torch.cat(rows) if len(rows) > 1 else rows[0]
 
-    def shape_of_rows(self, ids: torch.dtype, bounds: Sequence[int], keys: Sequence[int]) -> tuple[int, torch.dtype]:
-        """Returns the length and the type of what `map_ids` returns, for ids of a type. bounds, keys: as there."""
+    def shape_of_rows(
+        self, ids: torch.dtype, bounds: Sequence[int], keys: Sequence[int]
+    ) -> tuple[int, torch.dtype]:
+        """Returns the length and the type of what `map_ids` returns, for ids of a type. bounds,
+        keys: as there.
+        """
         specs = [self._spec_at(key) for key in keys]
         parts = [1 if spec is None else len(spec.components) for spec in specs]
-        count = sum(n * (high - low) for n, (low, high) in zip(parts, pairwise(bounds), strict=True))
+        count = sum(
+            n * (high - low) for n, (low, high) in zip(parts, pairwise(bounds), strict=True)
+        )
         return count, ids if self._is_identity else torch.int64
 
     def _spec_at(self, key: int) -> TableSpec | None:
@@ -478,40 +507,30 @@ class EmbeddingTables(nn.Module):
         counts_K = embedding_bag.count_outside(values_N, bounds, limits, impl=self.impl)
         if not values_N.is_cuda and not counts_K.any():
             return values_N
-        given_N, values_N = values_N, values_N.clone()
-        for k, key in enumerate(keys):
-            spec = self._spec_at(key)
-            part_N = values_N[bounds[k] : bounds[k + 1]]
-            if spec is None or limits[k] < 0 or (not part_N.is_cuda and not counts_K[k]):
-                continue
-            name, bad_N = self.features[keys[k]].name, (part_N < 0) | (part_N >= limits[k])
-            if spec.oov_row is None and not part_N.is_cuda:
-                position = int(bad_N.nonzero()[0])
-                value = f"id {int(given_N[bounds[k] + position])} at position {position}"
-                remedy = "give the table more rows, hashed addressing or an oov_row"
-                if spec.addressing.traits.policy:
-                    remedy = "ids are numbers of 63 bits"
-                raise UserError(f"{_place(name, spec)}: {value} is outside {_range(spec)}; {remedy}")
-            part_N.masked_fill_(bad_N, spec.oov_row or 0)
-            self._outside[name] = self._outside.get(name, 0) + counts_K[k]
+        specs = [(self.features[key].name, self._specs[key]) if key >= 0 else None for key in keys]
+        values_N, counts = embeddings.outside_ids.replace_ids(values_N, bounds, specs, counts_K)
+        for name, count in counts.items():
+            self._outside[name] = self._outside.get(name, 0) + count
         return values_N
 
 
-def _no_name_twice(kind: str, *lists: list[str]) -> None:
-    for names in lists:
-        if len(set(names)) != len(names):
-            raise UserError(f"{kind}s {names}: a name occurs twice; name each once")
+def _require_names_once(kind: str, names: list[str], parts: list[tuple[str, str]]) -> None:
+    """Check names of features or tables, and those of their parts. parts: the name of each and
+    whose it is.
 
-
-def _within(ids_N: Tensor, spec: TableSpec) -> Tensor:
-    """Returns the ids with `oov_row` in the place of those that the table does not hold."""
-    count = spec.addressing.ids
-    return ids_N if count is None else torch.where((ids_N < 0) | (ids_N >= count), spec.oov_row or 0, ids_N)
-
-
-def _place(feature: str, spec: TableSpec) -> str:
-    return f"table {spec.name!r}, feature {feature!r}"
-
-
-def _range(spec: TableSpec) -> str:
-    return f"[0, {spec.addressing.ids})"
+    Raises:
+        UserError: names both who have a name.
+    """
+    names_so_far: set[str] = set()
+    owners: dict[str, str] = {}
+    for name in names:
+        if name in names_so_far:
+            raise UserError(f"{kind} {name!r}: is there twice; name each once")
+        names_so_far.add(name)
+    for part, owner in parts:
+        if (earlier := owners.setdefault(part, owner)) != owner:
+            table, cut = sorted((earlier, owner), key=lambda name: name != part)
+            raise UserError(
+                f"{kind} {table!r}: a part of {kind} {cut!r} has the name {part!r} too; rename one"
+                " of the columns"
+            )

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from sparrow.core.arrays import Float64s
+from sparrow.core.errors import counted
 from sparrow.features.schema import Column, Schema
 
 
 @dataclass
 class Clipped:
-    """How many numbers of each column were clipped, and the first of them: its row in the log and its value."""
+    """How many numbers of each column were clipped, and the first of them: its row in the log and
+    its value.
+    """
 
-    found: dict[str, tuple[int, int, float]] = field(default_factory=dict)
+    counts: dict[str, tuple[int, int, float]] = field(default_factory=dict)
 
     def add(self, name: str, column: Column, x_N: Float64s, row0: int) -> None:
         """Looks at the numbers of a column.
@@ -35,27 +36,21 @@ class Clipped:
 
     def merge(self, other: Clipped) -> None:
         """Takes in what another one counted in other rows."""
-        for name, (count, row, value) in other.found.items():
+        for name, (count, row, value) in other.counts.items():
             self._take(name, count, row, value)
 
     def _take(self, name: str, count: int, row: int, value: float) -> None:
-        before, *first = self.found.get(name, (0, row, value))
+        before, *first = self.counts.get(name, (0, row, value))
         first_row, first_value = min((row, value), (int(first[0]), float(first[1])))
-        self.found[name] = before + count, first_row, first_value
+        self.counts[name] = before + count, first_row, first_value
 
     def notes(self, schema: Schema) -> Iterator[str]:
         """Yields a line for each column."""
-        for name, (count, row, value) in sorted(self.found.items()):
+        for name, (count, row, value) in sorted(self.counts.items()):
             column = schema.columns[name]
-            numbers = "number" if count == 1 else "numbers"
-            clipped = f"{count:,} {numbers} beyond training's range, clipped to {column.low:g} .. {column.high:g}"
-            yield f"{name}: {clipped}; the first is {value:g} in row {row:,}"
-
-    def save(self, path: Path) -> None:
-        """Writes the counts, for `load` in another process."""
-        path.write_text(json.dumps(self.found), encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> Clipped:
-        """Returns what `save` wrote."""
-        return cls({name: tuple(item) for name, item in json.loads(path.read_text(encoding="utf-8")).items()})
+            beyond = f"{counted(count, 'number')} beyond training's range"
+            clipped = (
+                f"clipped to {column.low:g} .. {column.high:g}; the first is {value:g} in row"
+                f" {row:,}"
+            )
+            yield f"{name}: {beyond}, {clipped}"

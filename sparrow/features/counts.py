@@ -1,4 +1,5 @@
-"""How often an id occurred before, and how often with a label of 1: counters, and target encoding without leaks.
+"""How often an id occurred before, and how often with a label of 1: counters, and target encoding
+without leaks.
 
 Source: ordered target statistics (Prokhorenkova et al., CatBoost, NeurIPS 2018, section 3.2).
 """
@@ -32,10 +33,11 @@ class Counted:
     counts_2V: Int64s
 
     @classmethod
-    def of(cls, hashes_N: Int64s, counts_2N: Int64s) -> Counted:
+    def sum_by_hash(cls, hashes_N: Int64s, counts_2N: Int64s) -> Counted:
         """Returns what these sum up to, by hash."""
         hashes_V, at_N = np.unique(hashes_N, return_inverse=True)
-        sums = [np.bincount(at_N, of_N, len(hashes_V)).astype(np.int64) for of_N in counts_2N]  # exact below 2^53
+        # exact below 2^53
+        sums = [np.bincount(at_N, count_N, len(hashes_V)).astype(np.int64) for count_N in counts_2N]
         return cls(hashes_V, np.stack(sums))
 
     def at(self, hashes_N: Int64s) -> Int64s:
@@ -54,7 +56,9 @@ class Counted:
     @property
     def digest(self) -> str:
         """What tells these counts from others: 16 hex digits of their SHA-256."""
-        return hashlib.sha256(np.vstack([self.hashes_V, self.counts_2V]).astype("<i8").tobytes()).hexdigest()[:16]
+        return hashlib.sha256(
+            np.vstack([self.hashes_V, self.counts_2V]).astype("<i8").tobytes()
+        ).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
         """Writes hash, seen and positives as Parquet."""
@@ -78,7 +82,8 @@ NOTHING = Counted(np.empty(0, np.int64), np.empty((2, 0), np.int64))
 def numbers(column: Column, hashes_N: Int64s, counts_2N: Int64s, totals_2N: Int64s) -> Float64s:
     """Returns the raw numbers of a column of counts, float64 [N]; NaN where the id is missing.
 
-    Of "rate" they are (positives + prior * m) / (seen + prior), where m = (positives of all + 1/2) / (rows of all + 1).
+    Of "rate" they are (positives + prior * m) / (seen + prior), where m = (positives of all + 1/2)
+    / (rows of all + 1).
 
     Args:
         column: says which numbers.
@@ -86,13 +91,15 @@ def numbers(column: Column, hashes_N: Int64s, counts_2N: Int64s, totals_2N: Int6
         counts_2N: rows of each one's id, and those with a label of 1.
         totals_2N: the same of all ids, [2, N] or [2, 1].
     """
-    seen_N, positives_N = counts_2N
-    found_N = (positives_N if column.counts == "positives" else seen_N).astype(np.float64)
+    occurrences_N, positives_N = counts_2N
+    counts_N = positives_N if column.counts == "positives" else occurrences_N
+    numbers_N = counts_N.astype(np.float64)
     if column.counts == "rate":
-        rows_N, ones_N = totals_2N
+        total_N, total_positives_N = totals_2N
         prior = PRIOR if column.prior is None else column.prior
-        found_N = (positives_N + prior * (ones_N + 0.5) / (rows_N + 1)) / (seen_N + prior)
-    return np.where(hashes_N == 0, np.nan, found_N)
+        prior_positives_N = prior * (total_positives_N + 0.5) / (total_N + 1)
+        numbers_N = (positives_N + prior_positives_N) / (occurrences_N + prior)
+    return np.where(hashes_N == 0, np.nan, numbers_N)
 
 
 def frozen(column: Column, counted: Counted, coded: pa.DictionaryArray) -> Float64s:
@@ -102,6 +109,9 @@ def frozen(column: Column, counted: Counted, coded: pa.DictionaryArray) -> Float
 
 
 def by_row(column: Column, counted: Counted) -> Float64s:
-    """Returns what `frozen` makes of a missing id, of a new one, and of each that was counted, float64 [V + 2]."""
-    hashes_R, counts_2R = np.concatenate([[0, 1], counted.hashes_V]), np.pad(counted.counts_2V, ((0, 0), (FIRST, 0)))
+    """Returns what `frozen` makes of a missing id, of a new one, and of each that was counted,
+    float64 [V + 2].
+    """
+    hashes_R = np.concatenate([[0, 1], counted.hashes_V])
+    counts_2R = np.pad(counted.counts_2V, ((0, 0), (FIRST, 0)))
     return numbers(column, hashes_R, counts_2R, counted.totals_2[:, None])

@@ -12,51 +12,84 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparrow.core.arrays import Float32s, Float64s
-from sparrow.core.errors import UserError
+from sparrow.core.errors import UserError, first_line
+from sparrow.features.cells import as_id_texts, as_number_texts, spelt_as_id
+from sparrow.features.schema import WORDS
 
 _LARGEST = float(np.finfo(np.float32).max)
 _LEAST = 2.0**-150  # what float32 cannot tell from 0
 _UNIT = 1074  # every float64 is a multiple of 2^-1074
 TAIL = 2.0  # standard deviations
-_CHUNK, _SPLIT = 1 << 14, 2.0**27 + 1
+_CHUNK = 1 << 14
+_SPLIT = 2.0**27 + 1
 
 
-def as_numbers(column: pa.Array, name: str, row0: int) -> Float64s:
-    """Returns an array of numbers, booleans or text [N] as float64. Missing values and empty text become NaN.
+def as_numbers(column: pa.Array, name: str, row0: int, *, with_words: bool = False) -> Float64s:
+    """Returns an array of numbers, booleans or text [N] as float64. Missing values and empty text
+    become NaN.
 
     Args:
         column: the array. Text must spell numbers.
         name: the column's, for errors.
         row0: the log's row of the array's first entry, for errors.
+        with_words: whether text may be a word, see `sparrow.features.cells.as_number_texts`, and
+            bytes are text.
 
     Raises:
-        UserError: for other types, for text that spells no number (it names the row), for infinite numbers, and for
-            numbers that float32 cannot hold.
+        UserError: for other types, for text that spells no number (it names the row), for infinite
+            numbers, and for numbers that float32 cannot hold.
     """
     kind = column.type
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        column = pc.utf8_trim_whitespace(column)
-        column = pc.if_else(pc.equal(column, ""), None, column)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    is_text |= with_words and (pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
     try:
+        if is_text:
+            column = _spelt(column) if with_words else _trimmed(column)
         if pa.types.is_temporal(kind):  # arrow would cast it, to a number whose unit nobody chose
             raise pa.ArrowInvalid("a time")
-        x_N = column.cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
+        x_N = (
+            column.cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
+        )
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         remedy = "make the column kind categorical, list or ignore"
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if is_text:
             first = misfits(column, pa.float64())[0]
-            remedy = f"mend it, name it in columns.{name}.missing, prepare with --bad-rows repair, or {remedy}"
+            remedy = (
+                f"mend it, name it in columns.{name}.missing, prepare with --bad-rows repair, or"
+                f" {remedy}"
+            )
             value = column[first].as_py()
-            raise UserError(f"column {name!r}, row {row0 + first}: {value!r} is no number; {remedy}") from None
-        words = str(error).splitlines()[0]
-        raise UserError(f"column {name!r}: {kind} where a number is needed ({words}); {remedy}") from None
+            raise UserError(
+                f"column {name!r}, row {row0 + first}: {value!r} is no number; {remedy}"
+            ) from None
+        reason = f"{kind} where a number is needed ({first_line(error)})"
+        raise UserError(f"column {name!r}: {reason}; {remedy}") from None
     bad = np.flatnonzero(np.abs(x_N) > _LARGEST)
     if len(bad):
         remedy = "mend the row or leave the value blank"
-        raise UserError(f"column {name!r}, row {row0 + bad[0]}: {x_N[bad[0]]:g} is infinite in float32; {remedy}")
+        raise UserError(
+            f"column {name!r}, row {row0 + bad[0]}: {x_N[bad[0]]:g} is infinite in float32;"
+            f" {remedy}"
+        )
     return x_N
+
+
+def _trimmed(texts: pa.Array) -> pa.Array:
+    """Text without white space around it, missing where nothing is left."""
+    texts = pc.utf8_trim_whitespace(texts)
+    return pc.if_else(pc.equal(texts, ""), None, texts)
+
+
+def _spelt(texts: pa.Array) -> pa.Array:
+    """Text or bytes as text that numbers are read from, or the numbers where that can be told
+    fast.
+    """
+    try:
+        return texts.cast(pa.large_string()).cast(pa.float64())
+    except pa.ArrowInvalid:
+        return _trimmed(as_number_texts(texts))
 
 
 def misfits(values: pa.Array, kind: pa.DataType, first: int = 0) -> list[int]:
@@ -77,29 +110,37 @@ def misfits(values: pa.Array, kind: pa.DataType, first: int = 0) -> list[int]:
         return misfits(values[:half], kind, first) + misfits(values[half:], kind, first + half)
 
 
-def without(column: pa.Array, missing: Sequence[str]) -> pa.Array:
+def without(column: pa.Array, missing: Sequence[str], *, with_words: bool = False) -> pa.Array:
     """Returns an array in which the values that are written like one of `missing` are missing.
 
-    White space around a value does not count.
+    White space around a value does not count. with_words: -999.0 and -999 are written alike, and so
+    are True and true.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if pa.types.is_nested(column.type):  # written like none of them; what makes numbers of the column refuses it
+    # written like none of them; what makes numbers of the column refuses it
+    if pa.types.is_nested(column.type):
         return column
     texts = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
+    if with_words:
+        texts = as_id_texts(texts, WORDS)
+        missing = [spelt_as_id(text) for text in missing]
     return pc.if_else(pc.is_in(texts, pa.array(missing, pa.large_string())), None, column)
 
 
 def squash(x_N: Float64s, kind: str | None) -> Float64s:
-    """Returns float64 [N] before standardising: sign(x) * log(1 + |x|) for kind "log", else x itself."""
+    """Returns float64 [N] before standardising: sign(x) * log(1 + |x|) for kind "log", else x
+    itself.
+    """
     return np.sign(x_N) * np.log1p(np.abs(x_N)) if kind == "log" else x_N
 
 
 def tamed(z_N: Float64s) -> Float64s:
-    """Returns standardised numbers with tamed tails: beyond TAIL standard deviations they grow like a logarithm.
+    """Returns standardised numbers with tamed tails: beyond TAIL standard deviations they grow like
+    a logarithm.
 
-    Few rows of training are there. A model continues along the slope that it learned from the others, and errs when
-    more come to be there, as they do when a log's numbers drift.
+    Few rows of training are there. A model continues along the slope that it learned from the
+    others, and errs when more come to be there, as they do when a log's numbers drift.
     """
     near_N = z_N.clip(-TAIL, TAIL)
     return near_N + np.sign(z_N) * np.log1p(np.abs(z_N - near_N))
@@ -121,8 +162,9 @@ def transform(
 ) -> Float32s:
     """Returns float32 [N] for the model, or [C, N] for some columns of one kind.
 
-    Numbers are clipped to low..high, squashed, and become (x - mean) / std unless the kind is "none". The tails of
-    "standard" numbers are tamed; the logarithm has tamed those of "log" ones. A missing number (NaN) becomes 0.
+    Numbers are clipped to low..high, squashed, and become (x - mean) / std unless the kind is
+    "none". The tails of "standard" numbers are tamed; the logarithm has tamed those of "log" ones.
+    A missing number (NaN) becomes 0.
 
     Args:
         x_N: the numbers, NaN where missing.
@@ -144,7 +186,8 @@ def transform(
 
 @dataclass
 class Statistics:
-    """Count, mean and spread of numbers, NaN left out: the same to the bit in whatever order and pieces they come.
+    """Count, mean and spread of numbers, NaN left out: the same to the bit in whatever order and
+    pieces they come.
 
     Numbers that float32 would make 0 count as 0: the squares of such small ones could not be exact.
     low, high: the least and the greatest of what `widen` took in, which may be on another scale.
@@ -168,7 +211,8 @@ class Statistics:
             near = x * x
             high = x * _SPLIT - (x * _SPLIT - x)  # 26 of x's 53 digits
             low = x - high
-            self.squares += _sum(near) + _sum(high * high - near + 2 * high * low + low * low)  # Dekker 1971
+            # Dekker 1971
+            self.squares += _sum(near) + _sum(high * high - near + 2 * high * low + low * low)
 
     def widen(self, x_N: Float64s) -> None:
         """Takes the range of float64 [N] into account, NaN left out."""
@@ -199,12 +243,13 @@ class Statistics:
 def _sum(x_N: Float64s) -> int:
     """The exact sum of at most _CHUNK numbers, in units of 2^-_UNIT (Rump, Ogita and Oishi 2008).
 
-    What is left of each number above a common unit adds up without rounding; the rest comes in the next round.
+    What is left of each number above a common unit adds up without rounding; the rest comes in the
+    next round.
     """
-    found = 0
+    total = 0
     while top := float(np.abs(x_N).max()):
         sigma = math.ldexp(2.0 * _CHUNK, math.frexp(top)[1])
         high_N = x_N + sigma - sigma
-        found += int(Fraction(float(high_N.sum())) * (1 << _UNIT))
+        total += int(Fraction(float(high_N.sum())) * (1 << _UNIT))
         x_N = x_N - high_N
-    return found
+    return total

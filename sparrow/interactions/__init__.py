@@ -1,7 +1,6 @@
-"""How features meet: cross layers, dot products, factorization machines."""
+"""How features meet: cross layers, dot products, factorization machines. Importers name the
+file.
 
-from sparrow.interactions.cross import CrossNet
-from sparrow.interactions.dot import DotInteraction
-from sparrow.interactions.fm import FactorizationMachine
-
-__all__ = ["CrossNet", "DotInteraction", "FactorizationMachine"]
+Imports: features, layers, losses, metrics and below. Imported by: models, sharding, checkpoint and
+above.
+"""

@@ -9,11 +9,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparrow.core.functions import applied
-from sparrow.core.repeated import plain
+from sparrow.core.plain import plain
 from sparrow.kernels import dense
-from sparrow.layers import Fold, Product, to_compute
-from sparrow.layers.passes import add_input_gradient_, forward_product, input_gradient, weight_gradient
-from sparrow.layers.recipe import Way
+from sparrow.layers.passes import (
+    add_input_gradient_,
+    forward_product,
+    input_gradient,
+    weight_gradient,
+)
+from sparrow.layers.precision import to_compute
+from sparrow.layers.precisions import Way
+from sparrow.layers.product import Fold, Product
 
 
 class CrossNet(nn.Module):
@@ -36,39 +42,59 @@ class CrossNet(nn.Module):
         self.layers = layers
 
     def forward(self, x0: Tensor, narrow: Tensor | None = None, fold: Fold | None = None) -> Tensor:
-        """Returns the last layer's output. narrow, fold: replace x0 in the first product (see `NumericEmbedding`)."""
+        """Returns the last layer's output. narrow, fold: replace x0 in the first product (see
+        `NumericEmbedding`).
+        """
         x0 = to_compute(x0)
         x, fold = (x0, None) if narrow is None or fold is None else (to_compute(narrow), fold)
         biases = list(self.biases) or [self.weights[0].new_zeros(x0.shape[1])] * self.layers
         if torch.is_grad_enabled():
             first = self.weights[0] if fold is None else fold(self.weights[0])
-            ways, watches = [site.way for site in self.products], [site.watch for site in self.products]
-            out: Tensor = applied(_Cross, x0, x, ways, watches, first, *list(self.weights)[1:], *biases)
+            ways = [site.way for site in self.products]
+            watches = [site.watch for site in self.products]
+            out: Tensor = applied(
+                _Cross, x0, x, ways, watches, first, *list(self.weights)[1:], *biases
+            )
             return out
         factors = len(self.weights) // self.layers
-        sites, x0 = zip(self.products, self.weights, strict=True), plain(x0)
-        y, product = x0, x
+        sites = zip(self.products, self.weights, strict=True)
+        x0 = plain(x0)
+        y = x0
+        product = x
         for bias in biases:
             for site, weight in itertools.islice(sites, factors):
-                product, fold = site((product,), weight, fold=fold), None
+                product = site((product,), weight, fold=fold)
+                fold = None
             y = product = dense.cross(x0, y, product, bias)
         return y
 
 
 class _Cross(torch.autograd.Function):
-    """All layers at once. What stands between their products takes one pass over [B, features] for each layer."""
+    """All layers at once. What stands between their products takes one pass over [B, features] for
+    each layer.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x0: Tensor, x: Tensor, ways: Sequence[Way | None], watches: Sequence[Any], *parameters: Tensor
+        ctx: Any,
+        x0: Tensor,
+        x: Tensor,
+        ways: Sequence[Way | None],
+        watches: Sequence[Any],
+        *parameters: Tensor,
     ) -> Tensor:
         """ways, watches: see `Site.way` and `Site.watch`, of each product."""
-        ctx.watches, count = watches, len(ways)
-        weights, biases = list(parameters[:count]), parameters[count:]
-        ctx.told = parameters[:count] if any(watches) else ()  # as they are before they are rounded
+        ctx.watches = watches
+        count = len(ways)
+        weights = list(parameters[:count])
+        biases = parameters[count:]
+        # as they are before they are rounded
+        ctx.watched_weights = parameters[:count] if any(watches) else ()
         factors = count // len(biases)
-        ctx.ways, ctx.dtypes = ways, [weight.dtype for weight in weights]
-        inputs, products = list[Tensor](), list[Tensor]()
+        ctx.ways = ways
+        ctx.dtypes = [weight.dtype for weight in weights]
+        inputs = list[Tensor]()
+        products = list[Tensor]()
         ctx.own = x is x0
         for layer, bias in enumerate(biases):
             product = x
@@ -84,15 +110,19 @@ class _Cross(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x0, *saved = ctx.saved_tensors
-        ways, count = ctx.ways, len(ctx.ways)
+        ways = ctx.ways
+        count = len(ctx.ways)
         layers = len(saved) // 2 - count
         factors = count // layers
         weights = saved[:count]
         biases = saved[count : count + layers]
         saved = saved[count + layers :]
-        inputs, products = saved[:count], saved[count:]
-        grad_x0, grad_x = dense.empty_like(x0), None
-        grad_weights, grad_biases = [], []
+        inputs = saved[:count]
+        products = saved[count:]
+        grad_x0 = dense.empty_like(x0)
+        grad_x = None
+        grad_weights = []
+        grad_biases = []
         for layer in reversed(range(layers)):
             is_last = layer == layers - 1
             flowing, grad_bias = dense.cross_backward(
@@ -101,11 +131,12 @@ class _Cross(torch.autograd.Function):
             grad_biases.append(grad_bias)
             for i in reversed(range(layer * factors, (layer + 1) * factors)):
                 if (watch := ctx.watches[i]) is not None:
-                    watch.told(inputs[i], ctx.told[i], flowing)
+                    watch.tell(inputs[i], ctx.watched_weights[i], flowing)
                 grad_weights.append(weight_gradient(flowing, inputs[i], ways[i], ctx.dtypes[i]))
                 if i > layer * factors:
                     flowing = input_gradient(flowing, weights[i], ways[i])
-            weight, way = weights[layer * factors], ways[layer * factors]
+            weight = weights[layer * factors]
+            way = ways[layer * factors]
             if layer and is_last:
                 grad = input_gradient(flowing, weight, way, grad)
             elif layer:

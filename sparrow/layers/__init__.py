@@ -1,41 +1,18 @@
-"""The dense parts of models: linear layers, multilayer perceptrons, transformers, and the precision they run in."""
+"""The dense parts of models: linear layers, multilayer perceptrons, transformers, and the precision
+they run in.
 
-from sparrow.layers.activation import Activation
-from sparrow.layers.attention import Attention
-from sparrow.layers.dropout import drawing, dropped
-from sparrow.layers.kinds import Layers, put_layers
-from sparrow.layers.mlp import MLP, Head, Linear, drops, require_sizes
-from sparrow.layers.norm import BlockNorm, LayerNorm
-from sparrow.layers.numeric import NumericEmbedding
-from sparrow.layers.precision import Precision, computing, to_compute
-from sparrow.layers.product import Fold, Instead, Product, sites
-from sparrow.layers.site import Matmul, named_sites, put_recipes
-from sparrow.layers.transformer import CausalTransformer
+Importers name the file, so that a run loads what it uses.
 
-__all__ = [
-    "MLP",
-    "Activation",
-    "Attention",
-    "BlockNorm",
-    "CausalTransformer",
-    "Fold",
-    "Head",
-    "Instead",
-    "LayerNorm",
-    "Layers",
-    "Linear",
-    "Matmul",
-    "NumericEmbedding",
-    "Precision",
-    "Product",
-    "computing",
-    "drawing",
-    "dropped",
-    "drops",
-    "named_sites",
-    "put_layers",
-    "put_recipes",
-    "require_sizes",
-    "sites",
-    "to_compute",
-]
+Imports: distributed and below. Imported by: data, embeddings, interactions, optimizers and above.
+"""
+
+from typing import TYPE_CHECKING
+
+from sparrow.core.on_use import loaded_on_use
+
+__all__ = ["across", "rounded", "served"]
+
+if TYPE_CHECKING:
+    from sparrow.layers import across, rounded, served
+else:
+    __getattr__ = loaded_on_use(__name__, __all__)

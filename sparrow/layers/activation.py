@@ -17,7 +17,8 @@ FUNCTIONS: dict[Kind, Callable[[Tensor], Tensor]] = {
 
 
 class Activation(nn.Module):
-    """What a hidden layer does to each number: max(x, 0), unless a run names another function (see `Layers`).
+    """What a hidden layer does to each number: max(x, 0), unless a run names another function (see
+    `Layers`).
 
     kind: which function.
     """

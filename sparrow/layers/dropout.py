@@ -11,9 +11,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sparrow.core.errors import require
 from sparrow.kernels.philox import key_of, uniform_
 
 
@@ -22,7 +23,7 @@ class _Draws:
     """What is drawn in a forward. layers: how many have drawn."""
 
     seed: int
-    rows_B: Tensor
+    rows_B: Tensor | None
     layers: int = 0
 
 
@@ -35,26 +36,55 @@ def drawing(seed: int, rows_B: Tensor | None) -> Iterator[None]:
 
     Args:
         seed: the run's.
-        rows_B: int64 [B], the number of each row in the training; None draws from torch's generator.
+        rows_B: int64 [B], the number of each row in the training. None where nothing is dropped,
+            see `drops`.
     """
-    token = _DRAWS.set(None if rows_B is None else _Draws(seed, rows_B))
+    token = _DRAWS.set(_Draws(seed, rows_B))
     try:
         yield
     finally:
         _DRAWS.reset(token)
 
 
-def dropped(x_BH: Tensor, share: float) -> Tensor:
-    """Returns x, of which a share of the numbers is 0 and the others are divided by 1 - share.
+class Dropout(nn.Module):
+    """In training a share of the numbers of each sample is 0, and the others are divided by 1 -
+    share.
+
+    It is the one layer that draws in training. Whatever a model drops goes through it, so that
+    `drops` sees it.
 
     Args:
-        x_BH: [B, H], a row for each sample.
-        share: 0 <= share < 1.
+        share: 0 to 0.9.
+
+    Raises:
+        UserError: for another share.
     """
-    draws = _DRAWS.get()
-    if draws is None:
-        return F.dropout(x_BH, share)
-    drawn_BH = torch.empty(x_BH.shape, dtype=torch.float32, device=x_BH.device)
-    uniform_(drawn_BH, key_of(draws.seed, f"dropout {draws.layers}"), 1.0, rows_R=draws.rows_B)  # of [-1, 1)
-    draws.layers += 1
-    return x_BH * ((drawn_BH >= 2 * share - 1) / (1 - share)).to(x_BH.dtype)
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        require(least=0, most=0.9, **{"model.dropout": share})
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns numbers of the shape of x, [B, ...]; x itself where nothing is dropped.
+
+        Outside of `drawing`, as in a loop of one's own, torch's generator draws.
+        """
+        if not (self.training and self.share):
+            return x
+        draws = _DRAWS.get()
+        if draws is None:
+            return F.dropout(x, self.share)
+        assert draws.rows_B is not None, "rows without numbers; see `Loader.with_rows`"
+        drawn_BH = torch.empty(
+            x.shape[0], x.shape[1:].numel(), dtype=torch.float32, device=x.device
+        )
+        # of [-1, 1)
+        uniform_(drawn_BH, key_of(draws.seed, f"dropout {draws.layers}"), 1.0, rows_R=draws.rows_B)
+        draws.layers += 1
+        return x * ((drawn_BH.view(x.shape) >= 2 * self.share - 1) / (1 - self.share)).to(x.dtype)
+
+
+def drops(model: nn.Module) -> bool:
+    """Whether a model draws in training."""
+    return any(isinstance(module, Dropout) and module.share > 0 for module in model.modules())

@@ -8,7 +8,9 @@ BLOCK, EPS = 256, 1e-5  # EPS is added to the mean square
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's, of inputs that are narrower than its weights too: on a GPU torch wants one type for both."""
+    """torch's, of inputs that are narrower than its weights too: on a GPU torch wants one type for
+    both.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the normed vectors; on a GPU in the type of the weights."""
@@ -16,11 +18,13 @@ class LayerNorm(nn.LayerNorm):
 
 
 class BlockNorm(nn.Module):
-    """x over the root mean square of its block: 256 neighbours along the last dimension, the last block may be short.
+    """x over the root mean square of its block: 256 neighbours along the last dimension, the last
+    block may be short.
 
-    LoKA's norm in the place of a layer norm (arXiv 2605.10886). It has no parameters and subtracts no mean. Where a
-    layer norm subtracts a mean of c from numbers with a spread of s, it makes relative errors c / s times as large.
-    The paper's `view(-1, 256)` would mix examples where 256 does not divide the width; here no block spans two.
+    LoKA's norm in the place of a layer norm (arXiv 2605.10886). It has no parameters and subtracts
+    no mean. Where a layer norm subtracts a mean of c from numbers with a spread of s, it makes
+    relative errors c / s times as large. The paper's `view(-1, 256)` would mix examples where 256
+    does not divide the width; here no block spans two.
     """
 
     def forward(self, x: Tensor) -> Tensor:

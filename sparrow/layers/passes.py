@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparrow.kernels import dense
-from sparrow.layers.recipe import Way
+from sparrow.layers.precisions import Way
 
 
 def forward_product(x: Tensor, weight: Tensor, how: Way | None) -> tuple[Tensor, Tensor]:
@@ -25,8 +25,12 @@ def forward_product(x: Tensor, weight: Tensor, how: Way | None) -> tuple[Tensor,
     return dense.product(a, b.t()).to(x.dtype), b if how.rounds_weights_once else weight
 
 
-def input_gradient(grad: Tensor, weight: Tensor, how: Way | None, plus: Tensor | None = None) -> Tensor:
-    """Returns dy W, plus a matrix of its shape if one is given, in the type of dy. The arguments are as there."""
+def input_gradient(
+    grad: Tensor, weight: Tensor, how: Way | None, plus: Tensor | None = None
+) -> Tensor:
+    """Returns dy W, plus a matrix of its shape if one is given, in the type of dy. The arguments
+    are as there.
+    """
     if how is None:
         return dense.product(grad, weight, plus)
     if (dx := how.by_units(how.recipe.input_gradient, grad, weight)) is not None:
@@ -34,8 +38,8 @@ def input_gradient(grad: Tensor, weight: Tensor, how: Way | None, plus: Tensor |
     a, b = how.operands(how.recipe.input_gradient, grad, weight, (-1, -2), grad.dtype)
     if a.dtype == grad.dtype:
         return dense.product(a, b, plus)
-    found = dense.product(a, b) if plus is None else dense.product(a, b, plus.to(a.dtype))
-    return found.to(grad.dtype)
+    dx = dense.product(a, b) if plus is None else dense.product(a, b, plus.to(a.dtype))
+    return dx.to(grad.dtype)
 
 
 def add_input_gradient_(out: Tensor, grad: Tensor, weight: Tensor, how: Way | None) -> Tensor:

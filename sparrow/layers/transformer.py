@@ -15,8 +15,8 @@ from sparrow.layers.precision import to_compute
 class CausalTransformer(nn.Module):
     """Pre-norm decoder blocks over sequences of any length.
 
-    Every product is over the N vectors that there are, [N, dim]; only attention pads. Positions are counted from the
-    end, and their vectors are learned.
+    Every product is over the N vectors that there are, [N, dim]; only attention pads. Positions are
+    counted from the end, and their vectors are learned.
 
     Args:
         dim: size of a vector.
@@ -39,48 +39,57 @@ class CausalTransformer(nn.Module):
         self.norm = LayerNorm(dim)
 
     def forward(self, listed: Jagged) -> Tensor:
-        """Returns the output of each sequence's last vector, [rows, dim]; zeros for an empty sequence.
+        """Returns the output of each sequence's last vector, [rows, dim]; zeros for an empty
+        sequence.
 
         listed: the vectors of all sequences [N, dim], and where each sequence begins.
         """
-        values_ND, offsets_B1 = listed.values_N, listed.offsets_B1
+        values_ND = listed.values_N
+        offsets_B1 = listed.offsets_B1
         on_host_B = listed.on_host.lengths_B.clamp(max=self.longest)
-        size, total, filled = len(on_host_B), int(on_host_B.sum()), int((on_host_B > 0).sum())
+        size = len(on_host_B)
+        total = int(on_host_B.sum())
+        filled = int((on_host_B > 0).sum())
         most = max(int(on_host_B.max()) if size else 0, 1)
         lengths_B = offsets_B1.diff().clamp(max=self.longest)
         ends_B = lengths_B.cumsum(0)
-        row_N = torch.arange(size, device=lengths_B.device).repeat_interleave(lengths_B, output_size=total)
+        row_N = torch.arange(size, device=lengths_B.device).repeat_interleave(
+            lengths_B, output_size=total
+        )
         from_end_N = ends_B[row_N] - 1 - torch.arange(len(row_N), device=row_N.device)
         values_ND = values_ND[offsets_B1[1:][row_N] - 1 - from_end_N]
         place_N = row_N * most + lengths_B[row_N] - 1 - from_end_N
         x = values_ND + expand(self.position, from_end_N)
         for block in self.blocks:
             x = block(x, place_N, size, most)
-        some = lengths_B.nonzero_static(size=filled)[:, 0]
-        last = self.norm(x[ends_B[some] - 1])
-        return last.new_zeros(size, last.shape[1]).index_copy(0, some, last)
+        filled_rows = lengths_B.nonzero_static(size=filled)[:, 0]
+        last = self.norm(x[ends_B[filled_rows] - 1])
+        return last.new_zeros(size, last.shape[1]).index_copy(0, filled_rows, last)
 
     def padded(self, values_BLD: Tensor, lengths_B: Tensor) -> Tensor:
-        """Returns what `forward` does, of sequences of one length L whose first `lengths_B` vectors count.
+        """Returns the output of the last vector of sequences of one length L, [B, D], of which the
+        first `lengths_B` vectors count; zeros for an empty one.
 
-        All shapes are known from those of the inputs, as programs in other formats need it. It computes with `longest`
-        vectors of each sequence, however few it has.
+        All shapes are known from those of the inputs, as programs in other formats need it. It
+        computes with `longest` vectors of each sequence, however few it has.
 
         Args:
             values_BLD: the vectors, L >= 1.
             lengths_B: int64, 0 to L.
         """
-        size, most = values_BLD.shape[0], self.longest
-        at_BW = lengths_B[:, None] - most + torch.arange(most, device=lengths_B.device)  # the last ones end each row
-        there_BW = at_BW >= 0
+        size = values_BLD.shape[0]
+        most = self.longest
+        # the last ones end each row
+        at_BW = lengths_B[:, None] - most + torch.arange(most, device=lengths_B.device)
+        is_vector_BW = at_BW >= 0
         places_BWD = at_BW.clamp(min=0)[:, :, None].expand(-1, -1, values_BLD.shape[2])
         x = (values_BLD.gather(1, places_BWD) + self.position.flip(0)).flatten(0, 1)
         # what is not there sees itself, because a softmax over nothing is no number
         earlier_WW = torch.ones(most, most, dtype=torch.bool, device=x.device).tril()
         itself_WW = torch.eye(most, dtype=torch.bool, device=x.device)
-        seen_B1WW = ((there_BW[:, None] & earlier_WW) | itself_WW)[:, None]
+        mask_B1WW = ((is_vector_BW[:, None] & earlier_WW) | itself_WW)[:, None]
         for block in self.blocks:
-            x = block(x, None, size, most, seen_B1WW)
+            x = block(x, None, size, most, mask_B1WW)
         last_BD = self.norm(x.unflatten(0, (size, most))[:, -1])
         return torch.where(lengths_B[:, None] > 0, last_BD, 0)
 
@@ -100,19 +109,24 @@ class _Block(nn.Module):
         self.up = MLP(dim, [4 * dim])
         self.down = Linear(4 * dim, dim)
 
-    def forward(self, x: Tensor, place_N: Tensor | None, size: int, most: int, seen: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, place_N: Tensor | None, size: int, most: int, mask: Tensor | None = None
+    ) -> Tensor:
         """Returns [N, dim].
 
         Args:
             x: [N, dim], each at place_N of [size * most]; all places where that is None.
             place_N: no vector sees the padding after its row.
             size, most: rows, and places of each.
-            seen: what each place sees, bool [size, 1, most, most], instead of itself and those before it.
+            mask: what each place sees, bool [size, 1, most, most], instead of itself and those
+                before it.
         """
         dim = x.shape[1]
         qkv = to_compute(self.qkv(self.norm_attention(x)))
-        padded = qkv if place_N is None else qkv.new_zeros(size * most, 3 * dim).index_copy(0, place_N, qkv)
-        q, k, v = padded.view(size, most, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = self.attention(q, k, v, causal=seen is None, seen=seen).transpose(1, 2).reshape(size * most, dim)
+        if place_N is not None:
+            qkv = qkv.new_zeros(size * most, 3 * dim).index_copy(0, place_N, qkv)
+        q, k, v = qkv.view(size, most, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = self.attention(q, k, v, causal=mask is None, mask=mask)
+        mixed = mixed.transpose(1, 2).reshape(size * most, dim)
         x = x + self.out(mixed if place_N is None else mixed[place_N])
         return x + self.down(self.up(self.norm_mlp(x)))

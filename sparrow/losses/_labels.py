@@ -1,4 +1,6 @@
-"""What all losses have in common: logits and labels that fit each other, and what each label counts."""
+"""What all losses have in common: logits and labels that fit each other, and what each label
+counts.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,21 @@ def members(logits_BT: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         UserError: when the batch has no labels, or labels of another shape.
     """
     if batch.labels_BT is None:
-        raise UserError("loss: the batch has no labels; use a log with a label column, or only predict")
+        raise UserError(
+            "loss: the batch has no labels; use a log with a label column, or only predict"
+        )
     if logits_BT.shape[:2] != batch.labels_BT.shape:
-        found, needed = list(logits_BT.shape), list(batch.labels_BT.shape)
-        raise UserError(f"loss: forward gave logits {found}, not [B, T] = {needed}; T is the number of labels")
+        shape = list(logits_BT.shape)
+        needed = list(batch.labels_BT.shape)
+        raise UserError(
+            f"loss: forward gave logits {shape}, not [B, T] = {needed}; T is the number of labels"
+        )
     logits = logits_BT.float()
-    return (logits.flatten(2) if logits.dim() > 2 else logits[:, :, None]), batch.labels_BT
+    logits_BTK = logits.flatten(2) if logits.dim() > 2 else logits[:, :, None]
+    return logits_BTK, batch.labels_BT
 
 
-def sent(device: torch.device, *parts: Tensor) -> Iterator[Tensor]:
+def send(device: torch.device, *parts: Tensor) -> Iterator[Tensor]:
     """Yields copies of tensors of the host on a device. The host does not wait for a GPU."""
     for part in parts:
         yield (part.pin_memory() if device.type == "cuda" else part).to(device, non_blocking=True)
@@ -51,5 +59,7 @@ def factors(labels: Sequence[str], weights: Mapping[str, float]) -> Tensor | Non
     """
     for name in weights:
         if name not in labels:
-            raise UserError(f"loss.weights.{name}: no label of the log{suggest(name, labels)}; leave it out")
+            raise UserError(
+                f"loss.weights.{name}: no label of the log{suggest(name, labels)}; leave it out"
+            )
     return torch.tensor([weights.get(name, 1.0) for name in labels]) if weights else None

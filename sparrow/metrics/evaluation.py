@@ -9,11 +9,39 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Batch, UserError
+from sparrow.core.memory import let_go
 from sparrow.distributed import World
-from sparrow.metrics._columns import labelled
-from sparrow.metrics.across import auc_across, ece_across, groups_across, merged
-from sparrow.metrics.places import KS, names
+from sparrow.metrics._columns import PIECE, ColumnBuffer, labelled
+from sparrow.metrics.across import merged
+from sparrow.metrics.metric import KS, METRICS, BringsMeasures, topk_names
 from sparrow.metrics.streaming import Streaming
+
+# bytes of a row while its AUC and its place in its group are found, 8 for each number of it
+JUDGED = 210
+# bytes of a row beside its columns: one of them twice, and the piece in which it is judged
+CUT = 16
+
+
+def bytes_of(rows: int, labels: int, has_groups: bool = True) -> int:
+    """Returns the bytes of memory that an exact evaluation keeps and takes beside what scores the
+    rows.
+
+    Args:
+        rows: that one rank scores.
+        labels: how many there are.
+        has_groups: whether rows have the number of a group, within which they are judged too.
+    """
+    return scored_bytes(rows, labels, has_groups) + judging_bytes(rows)
+
+
+def scored_bytes(rows: int, labels: int, has_groups: bool = True) -> int:
+    """Returns the bytes of memory that rows take which have been scored. See `bytes_of`."""
+    return rows * (4 + 8 * labels + 8 * has_groups)
+
+
+def judging_bytes(rows: int) -> int:
+    """Returns the bytes of memory that it takes to judge rows when all have been scored."""
+    return rows * CUT + min(rows, PIECE) * JUDGED
 
 
 def evaluate(
@@ -23,23 +51,26 @@ def evaluate(
     label: int = 0,
     exact: bool = True,
     ks: Sequence[int] = KS,
+    model: BringsMeasures | None = None,
 ) -> dict[str, float]:
-    """Returns auc, logloss, ne, calibration, ece, base_rate and examples (the number of rows) of all batches.
+    """Returns the metrics of METRICS, base_rate and examples (the number of rows) of all batches.
 
     Args:
         score: Batch -> probabilities [B] or [B, T]; it runs without gradients.
         batches: what is scored.
         label: the number of the label that is judged.
-        exact: the AUC has no binning error. If every batch has sessions, there are also gauc, gauc_groups (how many
-            groups it averages), and what `topk` returns. This keeps 12 to 20 bytes a row in host memory, where scores
-            are judged. If it is false, the memory is constant, see `Streaming`.
+        exact: the AUC has no binning error. If every batch has sessions, there are also gauc,
+            gauc_groups (how many groups it averages), and, if all labels are 0 or 1, what `topk`
+            returns. What this keeps of each row in host memory, where scores are judged, `bytes_of`
+            says. If it is false, the memory is constant, see `Streaming`.
         ks: how many places count in recall@k, NDCG@k and hit rate@k.
+        model: what `score` asks, where it measures more of each row. Its own metrics are of these.
 
     Raises:
-        UserError: when a batch has no labels, when scores and labels do not fit, when there are no rows, and for a k
-            below 1.
+        UserError: when a batch has no labels, when scores and labels do not fit, when there are no
+            rows, and for a k below 1.
     """
-    return evaluate_labels(score, batches, [label], exact=exact, ks=ks)[0]
+    return evaluate_labels(score, batches, [label], exact=exact, ks=ks, model=model)[0]
 
 
 def evaluate_labels(
@@ -50,6 +81,7 @@ def evaluate_labels(
     exact: bool = True,
     world: World | None = None,
     ks: Sequence[int] = KS,
+    model: BringsMeasures | None = None,
 ) -> list[dict[str, float]]:
     """Returns what `evaluate` returns for each of several labels; every batch is scored once.
 
@@ -59,20 +91,25 @@ def evaluate_labels(
         score, batches: as for `evaluate`.
         labels: the numbers of the labels.
         exact: as for `evaluate`; it keeps 8 bytes a row for each further label.
-        world: ranks that each score their share of the rows. All of them get the metrics of all rows.
-        ks: as for `evaluate`.
+        world: ranks that each score their share of the rows. All of them get the metrics of all
+            rows.
+        ks, model: as for `evaluate`.
 
     Raises:
         UserError: as `evaluate`.
     """
-    names(ks)  # a wrong k should not cost a pass over the rows
+    topk_names(ks)  # a wrong k should not cost a pass over the rows
     judged = list(labels)
-    streams = [Streaming() for _ in labels]
-    kept = []
+    measures = model.measures if model else ()
+    streams = [Streaming(measures=measures) for _ in labels]
+    columns = [ColumnBuffer() for _ in range(3)]
+    sessions = ColumnBuffer()
+    has_sessions = True
     world = world or World()
     with torch.no_grad():
         for batch in batches:
             scores, batch = score(batch).cpu(), batch.on_host.to("cpu")
+            measures_BM = model.measure() if model and measures else None
             if batch.labels_BT is None:
                 raise UserError("evaluate: a batch has no labels; use a log with a label column")
             scores = scores if scores.dim() > 1 else scores[:, None]
@@ -81,26 +118,40 @@ def evaluate_labels(
                 raise UserError(f"evaluate: {shapes}; give one score per row and label")
             scores_BT, labels_BT = scores[:, judged], batch.labels_BT[:, judged]
             for t, stream in enumerate(streams):
-                labels_B, scores_B, known_B = labelled(labels_BT[:, t], scores_BT[:, t], batch.weights_B)
-                stream.update(scores_B, labels_B, known_B)
+                labels_B, scores_B, known_B, known_BM = labelled(
+                    labels_BT[:, t], scores_BT[:, t], batch.weights_B, measures_BM
+                )
+                stream.update(scores_B, labels_B, known_B, measures_BM=known_BM)
             if exact:
-                weights_B = torch.ones_like(scores_BT[:, 0]) if batch.weights_B is None else batch.weights_B
-                kept.append((scores_BT, labels_BT, weights_B, batch.session_B))
+                weights_B = (
+                    torch.ones_like(scores_BT[:, 0]) if batch.weights_B is None else batch.weights_B
+                )
+                for column, part in zip(columns, (scores_BT, labels_BT, weights_B), strict=True):
+                    column.add(part)
+                has_sessions = has_sessions and batch.session_B is not None
+                if batch.session_B is not None:
+                    sessions.add(batch.session_B)
+    let_go()  # what scoring took is not what judging takes
     streams = merged(world, streams)
-    results = [stream.result() | {"ece": stream.ece()} for stream in streams]
+    results = [stream.result(with_unlogged=True) for stream in streams]
     if not any(result["examples"] for result in results):
         raise UserError("evaluate: no rows; give at least one batch that has some")
     if exact and not any(math.isnan(result["logloss"]) for result in results if result["examples"]):
-        all_scores, all_labels, weights, sessions = zip(*kept, strict=True)
-        scores_NT = torch.cat(all_scores)
-        labels_NT = torch.cat(all_labels)
-        whole_N = torch.cat(weights)
-        groups_N = torch.cat(sessions) if all(session_B is not None for session_B in sessions) else None
+        scores_NT, labels_NT, weights_of_all_N = (column.take() for column in columns)
+        groups_N = sessions.take() if has_sessions else None
+        # blocks of several columns lie side by side, so that what is freed of them fits nothing
+        # larger
+        let_go()
         for t, (stream, result) in enumerate(zip(streams, results, strict=True)):
-            known = labelled(labels_NT[:, t], scores_NT[:, t], whole_N, groups_N)
-            labels_N, scores_N, weights_N, sessions_N = known
-            result["auc"] = auc_across(world, stream, scores_N, labels_N, weights_N)
-            result["ece"] = ece_across(world, stream, scores_N, labels_N, weights_N)
+            rows = labelled(labels_NT[:, t], scores_NT[:, t], weights_of_all_N, groups_N)
+            labels_N, scores_N, weights_N, sessions_N = rows
+            for name, metric in METRICS.items():
+                if metric.exact:
+                    result[name] = metric.exact(world, stream, scores_N, labels_N, weights_N)
             if sessions_N is not None:
-                result |= groups_across(world, scores_N, labels_N, sessions_N, weights_N, ks)
+                from sparrow.metrics.groups import groups_across  # few logs have sessions
+
+                result |= groups_across(
+                    world, stream, scores_N, labels_N, sessions_N, weights_N, ks
+                )
     return results

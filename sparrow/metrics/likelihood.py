@@ -1,4 +1,6 @@
-"""Logloss, normalised entropy (NE) and calibration."""
+"""Logloss, normalised entropy (NE), calibration and expected calibration error of rows in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparrow.metrics._columns import check_probabilities, columns
-
-CLAMP = 1e-7
-"""Scores are moved into [CLAMP, 1 - CLAMP] before a logarithm, so that one row costs at most 16.1 nats.
-
-It is about the distance from 1 to the next smaller float32. A sigmoid that rounds to 1.0 must not cost infinity.
-"""
-
-
-def log_odds_and_loss(scores_B: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the logit and the logloss in nats of each clamped float64 score [B]."""
-    p_B = scores_B.clamp(CLAMP, 1 - CLAMP)
-    log_p_B, log_q_B = p_B.log(), (-p_B).log1p()
-    return log_p_B - log_q_B, -(labels_B * log_p_B + (1 - labels_B) * log_q_B)
+from sparrow.metrics._logloss import base_logloss, log_odds_and_loss
+from sparrow.metrics.streaming import ECE_BINS, Streaming, residuals
 
 
 def logloss(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> float:
@@ -28,7 +19,7 @@ def logloss(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None)
 
     Args:
         scores_B: probabilities, [B]; they are moved into [CLAMP, 1 - CLAMP].
-        labels_B: 0 or 1, [B].
+        labels_B: 0..1, [B]. A row with a label y is y of its weight a click, and 1 - y of it none.
         weights_B: >= 0, [B]; ones by default.
 
     Raises:
@@ -39,18 +30,29 @@ def logloss(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None)
     return _ratio(weights_B @ log_odds_and_loss(scores_B, labels_B)[1], weights_B.sum())
 
 
-def logloss_from_logits(logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> float:
-    """Returns the mean logloss in nats of logits [B]. Nothing is clamped, so it is exact at any size; see `logloss`."""
+def logloss_from_logits(
+    logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None
+) -> float:
+    """Returns the mean logloss in nats of logits [B]. Nothing is clamped, so it is exact at any
+    size; see `logloss`.
+    """
     logits_B, labels_B, weights_B = columns(logits_B, labels_B, weights_B)
     loss_B = F.binary_cross_entropy_with_logits(logits_B, labels_B, reduction="none")
     return _ratio(weights_B @ loss_B, weights_B.sum())
 
 
-def ne(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None, *, base_rate: float | None = None) -> float:
-    """Returns the normalised entropy: the logloss divided by that of always predicting the base rate. Lower is better.
+def ne(
+    scores_B: Tensor,
+    labels_B: Tensor,
+    weights_B: Tensor | None = None,
+    *,
+    base_rate: float | None = None,
+) -> float:
+    """Returns the normalised entropy: the logloss divided by that of always predicting the base
+    rate. Lower is better.
 
-    It is NaN when the base rate is 0 or 1. Source: He et al. 2014, Practical lessons from predicting clicks on ads at
-    Facebook, section 2.
+    It is NaN when the base rate is 0 or 1. Source: He et al. 2014, Practical lessons from
+    predicting clicks on ads at Facebook, section 2.
 
     Args:
         scores_B, labels_B, weights_B: as for `logloss`.
@@ -66,7 +68,8 @@ def ne(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None, *, b
 
 
 def calibration(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> float:
-    """Returns predicted clicks divided by clicks, sum_b w_b p_b / sum_b w_b y_b; 1 is best, NaN without clicks.
+    """Returns predicted clicks divided by clicks, sum_b w_b p_b / sum_b w_b y_b; 1 is best, NaN
+    without clicks.
 
     Arguments and errors are those of `logloss`. Source: He et al. 2014, section 2.
     """
@@ -75,17 +78,36 @@ def calibration(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = N
     return _ratio(weights_B @ scores_B, weights_B @ labels_B)
 
 
-def base_logloss(mass: float, clicks: float, base_rate: float | None = None) -> float:
-    """Returns the mean logloss of always predicting the base rate; NaN when that is 0 or 1.
+def ece(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> float:
+    """Returns the expected calibration error: how far the mean prediction of like scores is from
+    their mean label.
+
+    It is sum_q |sum of w_b (p_b - y_b) in q| / sum_b w_b, over 20 ranges q of scores that hold
+    about equal weight. Equal scores are in one range. 0 is best, but noise alone gives more than 0.
+    It is NaN without rows, and when a score is NaN. Source: Nixon et al. 2019, Measuring
+    calibration in deep learning (the adaptive calibration error).
 
     Args:
-        mass: the sum of the weights, > 0.
-        clicks: the sum of the weights of rows with a click.
-        base_rate: by default clicks / mass; then the result is the entropy of that rate.
+        scores_B: probabilities, [B].
+        labels_B: 0..1, [B]; see `auc`.
+        weights_B: >= 0, [B]; ones by default.
+
+    Raises:
+        UserError: for scores outside 0..1, other shapes, and impossible labels or weights.
     """
-    own = clicks / mass
-    rate = own if base_rate is None else base_rate
-    return -(own * math.log(rate) + (1 - own) * math.log1p(-rate)) if 0 < rate < 1 else math.nan
+    return ece_and_signs(*columns(scores_B, labels_B, weights_B))[0]
+
+
+def ece_and_signs(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor) -> tuple[float, Tensor]:
+    """Returns `ece`, and whether the range of each row predicts too much (1), too little (-1) or
+    right (0), [B].
+    """
+    stream = Streaming()
+    stream.update(scores_B, labels_B, weights_B)
+    bin_B = stream.quantiles(scores_B, ECE_BINS)
+    sums = residuals(bin_B, scores_B, labels_B, weights_B)
+    mass = float(sums[-1])
+    return float(sums[:-1].abs().sum()) / mass if mass else math.nan, sums.sign()[bin_B]
 
 
 def _ratio(above: Tensor, below: Tensor) -> float:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sparrow.metrics._columns import check_probabilities, columns
-from sparrow.metrics.likelihood import CLAMP, base_logloss, log_odds_and_loss
+from sparrow.metrics._logloss import CLAMP, base_logloss, log_odds_and_loss
+from sparrow.metrics.metric import METRICS
 
 BINS = 1 << 16
 ECE_BINS = 20
@@ -18,7 +19,9 @@ _REACH = math.log1p(-CLAMP) - math.log(CLAMP)  # the largest logit of a clamped 
 
 
 class Reliability(NamedTuple):
-    """Points of a calibration picture, one per score quantile: mean predictions, mean labels and weights, [Q] each."""
+    """Points of a calibration picture, one per score quantile: mean predictions, mean labels and
+    weights, [Q] each.
+    """
 
     predictions_Q: Tensor
     labels_Q: Tensor
@@ -26,29 +29,42 @@ class Reliability(NamedTuple):
 
 
 class Streaming:
-    """Logloss, NE, calibration and AUC of a stream of rows. The state takes 1 MiB, and states of parts can be added.
+    """Logloss, NE, calibration and AUC of a stream of rows. The state takes 1 MiB, and states of
+    parts can be added.
 
-    Everything but AUC is a ratio of float64 sums. AUC comes from the weight of clicks and non-clicks in 65,536 bins of
-    the score's logit, each 0.0005 wide. Within a bin every pair counts as a tie, see `auc_error`. Counts are exact up
-    to 2^53. The state is in host memory, and an update copies 8 to 12 bytes a row there.
+    Everything but AUC is made of float64 sums, and so are metrics of what a model measures. AUC
+    comes from the weight of clicks and non-clicks in 65,536 bins of the score's logit, each 0.0005
+    wide. Within a bin every pair counts as a tie, see `intervals.auc_error`. Counts are exact up to
+    2^53. The state is in host memory, and an update copies 8 to 12 bytes a row there.
     """
 
-    def __init__(self, sums: Tensor | None = None) -> None:
-        """Make an empty stream, or one with the added `sums` of others."""
-        self._all = torch.zeros(2 * BINS + 5, dtype=torch.float64) if sums is None else sums
+    def __init__(self, sums: Tensor | None = None, measures: Sequence[str] = ()) -> None:
+        """Make an empty stream, or one with the added `sums` of others. measures: names of what a
+        model measures of each row.
+        """
+        self.measures = measures
+        length = 2 * BINS + 5 + len(measures)
+        self._all = torch.zeros(length, dtype=torch.float64) if sums is None else sums
         self._masses = self._all[: 2 * BINS].view(2, BINS)  # non-clicks, clicks
-        self._sums = self._all[2 * BINS :]  # rows, weights, clicks, predictions, losses
+        # rows, weights, clicks, predictions, losses, and then what is measured
+        self._sums = self._all[2 * BINS :]
 
     def update(
-        self, scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None, also: Sequence[Streaming] = ()
+        self,
+        scores_B: Tensor,
+        labels_B: Tensor,
+        weights_B: Tensor | None = None,
+        also: Sequence[Streaming] = (),
+        measures_BM: Tensor | None = None,
     ) -> None:
         """Add rows.
 
         Args:
             scores_B: probabilities, [B], on any device.
-            labels_B: 0 or 1, [B].
+            labels_B: 0..1, [B]; see `auc`.
             weights_B: >= 0, [B]; ones by default.
             also: other streams that get the same rows; this takes little more time than one stream.
+            measures_BM: what the model measures of each row, [B, M], in the order of `measures`.
 
         Raises:
             UserError: for other shapes, scores outside 0..1, and impossible labels or weights.
@@ -58,63 +74,98 @@ class Streaming:
         logits_B, loss_B = log_odds_and_loss(scores_B, labels_B)
         bins_B = _bins(logits_B)
         clicks_B = weights_B * labels_B
-        others_B, rows = weights_B - clicks_B, weights_B.new_tensor(weights_B.numel())
+        non_clicks_B = weights_B - clicks_B
+        rows = weights_B.new_tensor(weights_B.numel())
         sums = torch.stack(
-            [rows, weights_B.sum(), clicks_B.sum(), weights_B @ scores_B, weights_B @ loss_B]  # NaN scores reach these
+            # NaN scores reach these
+            [rows, weights_B.sum(), clicks_B.sum(), weights_B @ scores_B, weights_B @ loss_B]
         )
+        if measures_BM is not None:
+            sums = torch.cat([sums, weights_B @ measures_BM.to("cpu", torch.float64)])
         for stream in (self, *also):
-            stream._masses[0].index_add_(0, bins_B, others_B)
+            stream._masses[0].index_add_(0, bins_B, non_clicks_B)
             stream._masses[1].index_add_(0, bins_B, clicks_B)
             stream._sums += sums
 
-    def merge(self, other: Streaming) -> None:
-        """Add all that `other` has seen."""
-        self._all += other._all
+    def merge(self, stream: Streaming) -> None:
+        """Add all that another stream has seen."""
+        self._all += stream._all
 
     def sums(self) -> Tensor:
-        """Returns all that it has seen, as float64 numbers, which can be added to those of other streams."""
+        """Returns all that it has seen, as float64 numbers, which can be added to those of other
+        streams.
+        """
         return self._all.clone()
 
-    def quantiles(self, scores_N: Tensor, count: int) -> Tensor:
-        """Returns the range of each score, int64 [N] on its device, of `count` ranges of about the same weight."""
-        return self._quantiles(count).to(scores_N.device)[_bins(torch.logit(scores_N.double(), CLAMP))]
-
-    def result(self, base_rate: float | None = None) -> dict[str, float]:
-        """Returns auc, logloss, ne, calibration, base_rate and examples (rows); NaN where they are undefined.
-
-        base_rate: what NE compares with; by default that of the stream.
+    @property
+    def masses(self) -> Tensor:
+        """The weights of non-clicks and of clicks in each bin of scores, float64 [2, BINS]; see
+        `middles`.
         """
-        rows, mass, clicks, predicted, loss = self._sums.tolist()
-        known = mass > 0
-        return {
-            "auc": self._auc() if not math.isnan(predicted) else math.nan,
-            "logloss": loss / mass if known else math.nan,
-            "ne": loss / mass / base_logloss(mass, clicks, base_rate) if known else math.nan,
-            "calibration": predicted / clicks if clicks else math.nan,
-            "base_rate": clicks / mass if known else math.nan,
-            "examples": rows,
-        }
+        return self._masses
 
-    def _auc(self) -> float:
-        others_R, clicks_R = self._masses
-        below_R = others_R.cumsum(0) - others_R / 2
-        pairs = _sum(others_R) * _sum(clicks_R)
+    @property
+    def rows(self) -> int:
+        """How many rows it has seen."""
+        return int(self._sums[0])
+
+    def quantiles(self, scores_N: Tensor, count: int) -> Tensor:
+        """Returns the range of each score, int64 [N] on its device, of `count` ranges of about the
+        same weight.
+        """
+        bins_N = _bins(torch.logit(scores_N.double(), CLAMP))
+        return self._quantiles(count).to(scores_N.device)[bins_N]
+
+    def result(self, *, with_unlogged: bool = False) -> dict[str, float]:
+        """Returns the metrics of the run log, base_rate and examples (rows); NaN where they are
+        undefined.
+
+        with_unlogged: also the metrics that the run log does not have, such as ece.
+        """
+        sum_of = dict(zip(self.measures, self._sums[5:], strict=True))
+        values = {}
+        for name, metric in METRICS.items():
+            if not (metric.is_logged or with_unlogged):
+                continue
+            if metric.stream:
+                values[name] = metric.stream(self)
+            elif metric.value and sum_of.keys() >= {*metric.measures}:
+                values[name] = float(metric.value(*map(sum_of.get, metric.measures)))
+        rows, mass, clicks, *_ = self._sums.tolist()
+        return values | {"base_rate": clicks / mass if mass > 0 else math.nan, "examples": rows}
+
+    def logloss(self) -> float:
+        """Returns `logloss`."""
+        _, mass, _, _, loss, *_ = self._sums.tolist()
+        return loss / mass if mass > 0 else math.nan
+
+    def ne(self, base_rate: float | None = None) -> float:
+        """Returns `ne`. base_rate: what it compares with; by default that of the stream."""
+        _, mass, clicks, _, loss, *_ = self._sums.tolist()
+        return loss / mass / base_logloss(mass, clicks, base_rate) if mass > 0 else math.nan
+
+    def calibration(self) -> float:
+        """Returns `calibration`."""
+        _, _, clicks, predicted, *_ = self._sums.tolist()
+        return predicted / clicks if clicks else math.nan
+
+    def auc(self) -> float:
+        """Returns `auc`, within `intervals.auc_error`."""
+        if math.isnan(self._sums[3]):
+            return math.nan
+        non_clicks_R, clicks_R = self._masses
+        below_R = non_clicks_R.cumsum(0) - non_clicks_R / 2
+        pairs = _sum(non_clicks_R) * _sum(clicks_R)
         return _sum(clicks_R * below_R) / pairs if pairs else math.nan
 
-    def auc_error(self) -> float:
-        """Returns a bound on |auc - exact AUC|: half the share of (click, non-click) pairs in one bin. NaN like auc."""
-        others_R, clicks_R = self._masses
-        pairs = _sum(others_R) * _sum(clicks_R)
-        return _sum(clicks_R * others_R) / 2 / pairs if pairs else math.nan
-
     def reliability(self, quantiles: int = 20) -> Reliability:
-        """Returns the mean prediction and mean label of `quantiles` ranges of equal weight, in order of score.
+        """Returns the mean prediction and mean label of `quantiles` ranges of equal weight, in
+        order of score.
 
-        Predictions are those of the middles of bins, within 0.03 % (or 1e-7) of the truth. There are fewer ranges if
-        many scores are equal, and none without rows.
+        Predictions are those of the middles of bins, within 0.03 % (or 1e-7) of the truth. There
+        are fewer ranges if many scores are equal, and none without rows.
         """
-        mass_R = self._masses.sum(0)
-        middle_R = torch.sigmoid((torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 * _REACH / BINS) - _REACH)
+        mass_R, middle_R = self._masses.sum(0), middles()
         group_R = self._quantiles(quantiles)
         sums = torch.zeros(3, quantiles, dtype=torch.float64)
         sums.index_add_(1, group_R, torch.stack([mass_R * middle_R, self._masses[1], mass_R]))
@@ -122,7 +173,9 @@ class Streaming:
         return Reliability(predictions_Q / weights_Q, labels_Q / weights_Q, weights_Q)
 
     def ece(self) -> float:
-        """Returns `ece` of predictions in the middles of bins, which are within 0.03 % (or 1e-7) of the truth."""
+        """Returns `ece` of predictions in the middles of bins, which are within 0.03 % (or 1e-7) of
+        the truth.
+        """
         points = self.reliability(ECE_BINS)
         if not len(points.weights_Q) or math.isnan(self._sums[3]):
             return math.nan
@@ -136,7 +189,9 @@ class Streaming:
         return (place_R.nan_to_num(0) * count).long().clamp(max=count - 1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns a copy of the state, from which a stream continues to the same bits. For many ranks see `folded`."""
+        """Returns a copy of the state, from which a stream continues to the same bits. For many
+        ranks see `folded`.
+        """
         # few bins are used: a new stream has few rows, and most of the range of scores stays empty
         used_K = self._masses.any(0).nonzero()[:, 0]
         return {"bins": used_K, "masses": self._masses[:, used_K], "sums": self._sums.clone()}
@@ -146,53 +201,37 @@ class Streaming:
 
         Args:
             state: what it returned.
-            rank, ranks: which of how many ranks this is. Rank 0 gets what is not kept for each rank.
+            rank, ranks: which of how many ranks this is. Rank 0 gets what is not kept for each
+                rank.
         """
         self._all.zero_()
-        sums_W5 = state["sums"].view(-1, 5)
+        sums_WS = state["sums"].view(-1, len(self._sums))
         if rank == 0:
             self._masses[:, state["bins"]] = state["masses"]
-            self._sums.copy_(sums_W5.sum(0))
-        if len(sums_W5) == ranks:
-            self._sums.copy_(sums_W5[rank])
-
-
-def ece(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> float:
-    """Returns the expected calibration error: how far the mean prediction of like scores is from their mean label.
-
-    It is sum_q |sum of w_b (p_b - y_b) in q| / sum_b w_b, over 20 ranges q of scores that hold about equal weight.
-    Equal scores are in one range. 0 is best, but noise alone gives more than 0. It is NaN without rows, and when a
-    score is NaN. Source: Nixon et al. 2019, Measuring calibration in deep learning (the adaptive calibration error).
-
-    Args:
-        scores_B: probabilities, [B].
-        labels_B: 0 or 1, [B].
-        weights_B: >= 0, [B]; ones by default.
-
-    Raises:
-        UserError: for scores outside 0..1, other shapes, and impossible labels or weights.
-    """
-    return ece_and_signs(*columns(scores_B, labels_B, weights_B))[0]
-
-
-def ece_and_signs(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor) -> tuple[float, Tensor]:
-    """Returns `ece`, and whether the range of each row predicts too much (1), too little (-1) or right (0), [B]."""
-    stream = Streaming()
-    stream.update(scores_B, labels_B, weights_B)
-    bin_B = stream.quantiles(scores_B, ECE_BINS)
-    sums = residuals(bin_B, scores_B, labels_B, weights_B)
-    mass = float(sums[-1])
-    return float(sums[:-1].abs().sum()) / mass if mass else math.nan, sums.sign()[bin_B]
+            self._sums.copy_(sums_WS.sum(0))
+        if len(sums_WS) == ranks:
+            self._sums.copy_(sums_WS[rank])
 
 
 def residuals(bin_B: Tensor, scores_B: Tensor, labels_B: Tensor, weights_B: Tensor) -> Tensor:
-    """Returns sum of w (p - y) of each of ECE_BINS ranges, and the sum of all weights, float64 [ECE_BINS + 1]."""
+    """Returns sum of w (p - y) of each of ECE_BINS ranges, and the sum of all weights, float64
+    [ECE_BINS + 1].
+    """
     off_Q = torch.bincount(bin_B, weights_B * (scores_B - labels_B), ECE_BINS)
     return torch.cat([off_Q, weights_B.sum()[None]])
 
 
+def middles() -> Tensor:
+    """Returns the score in the middle of each bin of a stream, float64 [BINS]."""
+    return torch.sigmoid(
+        (torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 * _REACH / BINS) - _REACH
+    )
+
+
 def _sum(x_R: Tensor) -> float:
-    """The sum from the first to the last. Other sums depend on threads and on addresses, and all ranks must agree."""
+    """The sum from the first to the last. Other sums depend on threads and on addresses, and all
+    ranks must agree.
+    """
     return float(x_R.cumsum(0)[-1])
 
 

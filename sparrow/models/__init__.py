@@ -1,8 +1,11 @@
-"""One file per architecture, written for one device. File `x.py` is the model named "x" in a run's `[model]`.
+"""One file per architecture, written for one device. File `x.py` is the model named "x" in a run's
+`[model]`.
 
-A model is a Module whose `forward(batch)` returns logits [B, T], one for each label. Training sees nothing else of it,
-but of one that is `Fitted`.
-`Offset` wraps it, so that first predictions lie at the base rate.
+A model is a Module whose `forward(batch)` returns logits [B, T], one for each label. Training sees
+nothing else of it, but of one that is `Fitted`, `BringsLoss` or `metrics.BringsMeasures`. `Offset`
+wraps it, so that first predictions lie at the base rate.
+
+Imports: data, embeddings, interactions, optimizers and below. Imported by: trained and above.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from torch import nn
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.models._inputs import History
-from sparrow.models._offset import Fitted, Offset
+from sparrow.models._offset import MOST_FITTED, BringsLoss, Fitted, Offset, run_here
 
 
 class ModelConfig(Protocol):
@@ -33,4 +36,4 @@ class ModelConfig(Protocol):
         ...
 
 
-__all__ = ["Fitted", "History", "ModelConfig", "Offset"]
+__all__ = ["MOST_FITTED", "BringsLoss", "Fitted", "History", "ModelConfig", "Offset", "run_here"]

@@ -8,16 +8,20 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import require
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Activation, Attention, Head, Linear, require_sizes
-from sparrow.models._inputs import History, Vectors, tasks
+from sparrow.layers.activation import Activation
+from sparrow.layers.attention import Attention
+from sparrow.layers.mlp import MLP, Head, Linear, require_sizes
+from sparrow.models._inputs import History, tasks
+from sparrow.models._vectors import Vectors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: the size of a feature's vector. layers, heads: of self-attention. width: of all heads together.
+    """dim: the size of a feature's vector. layers, heads: of self-attention. width: of all heads
+    together.
 
-    deep: hidden sizes of the MLP beside it; none makes it the plain AutoInt. dropout: of it, see `MLP`. history: lists
-    that transformers read.
+    deep: hidden sizes of the MLP beside it; none makes it the plain AutoInt. dropout: of it, see
+    `MLP`. history: lists that transformers read.
     """
 
     dim: int = 16
@@ -46,20 +50,34 @@ class AutoInt(nn.Module):
         super().__init__()
         self.vectors = Vectors(schema, config.dim, tables, config.history)
         sizes = [config.dim, *[config.width] * config.layers]
-        self.attention = nn.ModuleList(_Attention(size, config.width, config.heads) for size in sizes[:-1])
-        self.deep = MLP(self.vectors.features * config.dim, config.deep, config.dropout) if config.deep else None
-        self.head = Head(self.vectors.features * config.width + (config.deep[-1] if config.deep else 0), tasks(schema))
+        self.attention = nn.ModuleList(
+            _Attention(size, config.width, config.heads) for size in sizes[:-1]
+        )
+        self.deep = (
+            MLP(self.vectors.features * config.dim, config.deep, config.dropout)
+            if config.deep
+            else None
+        )
+        self.head = Head(
+            self.vectors.features * config.width + (config.deep[-1] if config.deep else 0),
+            tasks(schema),
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns logits [B, T]."""
         vectors_BFD = x = self.vectors(batch)
         for layer in self.attention:
             x = layer(x)
-        return self.head(x.flatten(1), *([self.deep(vectors_BFD.flatten(1))] if self.deep else []))
+        parts = [x.flatten(1)]
+        if self.deep:
+            parts.append(self.deep(vectors_BFD.flatten(1)))
+        return self.head(*parts)
 
 
 class _Attention(nn.Module):
-    """relu(attention + W x) over the features of an example (equations 5 to 8); the scores are not scaled there."""
+    """relu(attention + W x) over the features of an example (equations 5 to 8); the scores are not
+    scaled there.
+    """
 
     def __init__(self, inputs: int, width: int, heads: int) -> None:
         super().__init__()
@@ -68,12 +86,13 @@ class _Attention(nn.Module):
         self.attention = Attention()
         self.activation = Activation()
         self.qkvr = Linear(inputs, 4 * width, bias=False)
-        nn.init.normal_(self.qkvr.weight, std=(2 / (inputs + width)) ** 0.5)  # as four separate layers would begin
+        # as four separate layers would begin
+        nn.init.normal_(self.qkvr.weight, std=(2 / (inputs + width)) ** 0.5)
 
     def forward(self, x_BFD: Tensor) -> Tensor:
         size, features, _ = x_BFD.shape
-        projected = self.qkvr(x_BFD.flatten(0, 1)).view(size, features, 4, self.heads, self.size).permute(2, 0, 3, 1, 4)
-        query, key, value, rest = projected
-        found = self.attention(query, key, value, scale=1.0) + rest
-        out: Tensor = self.activation(found.transpose(1, 2).flatten(2))
+        projected = self.qkvr(x_BFD.flatten(0, 1)).view(size, features, 4, self.heads, self.size)
+        query, key, value, rest = projected.permute(2, 0, 3, 1, 4)
+        sum_BHFD = self.attention(query, key, value, scale=1.0) + rest
+        out: Tensor = self.activation(sum_BHFD.transpose(1, 2).flatten(2))
         return out

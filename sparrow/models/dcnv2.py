@@ -10,20 +10,23 @@ from sparrow.core import Batch
 from sparrow.core.errors import require
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.interactions import CrossNet
-from sparrow.layers import MLP, Head, NumericEmbedding, require_sizes, to_compute
+from sparrow.interactions.cross import CrossNet
+from sparrow.layers.mlp import MLP, Head, require_sizes
+from sparrow.layers.numeric import NumericEmbedding
+from sparrow.layers.precision import to_compute
 from sparrow.models._inputs import History, Ids, Numbers, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: the size of every embedding. cross_layers: how many. rank: of their weights, see `CrossNet`. deep: hidden
-    sizes of the MLP.
+    """dim: the size of every embedding. cross_layers: how many. rank: of their weights, see
+    `CrossNet`. deep: hidden sizes of the MLP.
 
-    embed_dense: each dense column has a vector of dim too, and not only its number. bottom: sizes of an MLP whose
-    output replaces the dense columns (as in MLPerf's DLRM-DCNv2); embed_dense is then ignored.
-    structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them (figure 1 of the paper).
-    dropout: of the MLP `deep`, see `MLP`.
+    embed_dense: each dense column has a vector of dim too, and not only its number. bottom: sizes
+    of an MLP whose output replaces the dense columns (as in MLPerf's DLRM-DCNv2); embed_dense is
+    then ignored.
+    structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them (figure 1
+    of the paper). dropout: of the MLP `deep`, see `MLP`.
     history: lists that transformers read.
     """
 
@@ -43,7 +46,8 @@ class Config:
 
     def larger(self) -> Config:
         """Returns the next size: one more cross layer, its rank and the MLP's width doubled."""
-        deep, rank = tuple(2 * size for size in self.deep), self.rank and 2 * self.rank
+        deep = tuple(2 * size for size in self.deep)
+        rank = self.rank and 2 * self.rank
         return replace(self, cross_layers=self.cross_layers + 1, rank=rank, deep=deep)
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
@@ -52,7 +56,8 @@ class Config:
 
 
 class DCNv2(nn.Module):
-    """Cross layers and an MLP over the concatenated embeddings and dense columns (arXiv 2008.13535).
+    """Cross layers and an MLP over the concatenated embeddings and dense columns (arXiv
+    2008.13535).
 
     tables: see `TableChoices`. It raises the UserErrors of `Ids`.
     """
@@ -60,7 +65,9 @@ class DCNv2(nn.Module):
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
         self.ids = Ids(schema, config.dim, tables, config.history)
-        self.bottom = MLP(len(schema.numbers), config.bottom) if config.bottom and schema.dense else None
+        self.bottom = (
+            MLP(len(schema.numbers), config.bottom) if config.bottom and schema.dense else None
+        )
         is_embedded = config.embed_dense and self.bottom is None
         self.numbers = Numbers(schema, config.dim if is_embedded else None)
         self.numeric = NumericEmbedding(self.numbers.columns, config.dim) if is_embedded else None
@@ -83,7 +90,8 @@ class DCNv2(nn.Module):
             x = narrow = torch.cat([to_compute(dense_BC), to_compute(ids_BX)], 1)
             fold = None
         else:
-            (x, narrow), fold = self.numeric(*self.numbers(batch.dense_BC, ids_BX)), self.numeric.fold
+            x, narrow = self.numeric(*self.numbers(batch.dense_BC, ids_BX))
+            fold = self.numeric.fold
         crossed = self.cross(x, narrow, fold)
         if self.structure == "stacked":
             return self.head(self.deep(crossed))

@@ -7,15 +7,17 @@ from torch import Tensor, nn
 from sparrow.core import Batch
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.interactions import FactorizationMachine
-from sparrow.layers import MLP, Head, require_sizes
-from sparrow.models._inputs import History, Vectors, tasks
+from sparrow.interactions.fm import FactorizationMachine
+from sparrow.layers.mlp import MLP, Head, require_sizes
+from sparrow.models._inputs import History, tasks
+from sparrow.models._vectors import Vectors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: the size of a feature's vector. deep: hidden sizes of the MLP. dropout: of it, see `MLP`. history: lists
-    that transformers read; its heads must divide labels * (dim + 1), which is all of a feature's numbers.
+    """dim: the size of a feature's vector. deep: hidden sizes of the MLP. dropout: of it, see
+    `MLP`. history: lists that transformers read; its heads must divide labels * (dim + 1), which is
+    all of a feature's numbers.
     """
 
     dim: int = 16
@@ -34,14 +36,17 @@ class Config:
 class DeepFM(nn.Module):
     """A factorization machine beside an MLP that reads the same vectors (arXiv 1703.04247).
 
-    With several labels each has dim + 1 numbers of a vector for its machine; the MLP reads all but the weights.
+    With several labels each has dim + 1 numbers of a vector for its machine; the MLP reads all but
+    the weights.
     """
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
         self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), tables, config.history)
         self.machine = FactorizationMachine(tasks(schema))
-        self.deep = MLP(self.vectors.features * tasks(schema) * config.dim, config.deep, config.dropout)
+        self.deep = MLP(
+            self.vectors.features * tasks(schema) * config.dim, config.deep, config.dropout
+        )
         self.head = Head(self.deep.out_features, tasks(schema), bias=False)
 
     def forward(self, batch: Batch) -> Tensor:

@@ -7,15 +7,17 @@ from torch import Tensor, nn
 from sparrow.core import Batch
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.interactions import FactorizationMachine
-from sparrow.layers import require_sizes
-from sparrow.models._inputs import History, Vectors, tasks
+from sparrow.interactions.fm import FactorizationMachine
+from sparrow.layers.mlp import require_sizes
+from sparrow.models._inputs import History, tasks
+from sparrow.models._vectors import Vectors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: the size of the vectors whose dot products weigh the pairs. history: lists that transformers read; its heads
-    must divide labels * (dim + 1), which is all of a feature's numbers.
+    """dim: the size of the vectors whose dot products weigh the pairs. history: lists that
+    transformers read; its heads must divide labels * (dim + 1), which is all of a feature's
+    numbers.
     """
 
     dim: int = 16
@@ -30,7 +32,9 @@ class Config:
 
 
 class FM(nn.Module):
-    """Factorization machine (Rendle 2010): each label has vectors and weights of its own, side by side in a table."""
+    """Factorization machine (Rendle 2010): each label has vectors and weights of its own, side by
+    side in a table.
+    """
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()

@@ -10,16 +10,19 @@ from sparrow.core import Batch
 from sparrow.core.errors import require
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Head, Linear, require_sizes, to_compute
-from sparrow.models._inputs import History, Vectors, tasks
+from sparrow.layers.mlp import MLP, Head, Linear, require_sizes
+from sparrow.layers.precision import to_compute
+from sparrow.models._inputs import History, tasks
+from sparrow.models._vectors import Vectors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: the size of a feature's vector. layers: how many gated cross layers. deep: hidden sizes of the MLP.
+    """dim: the size of a feature's vector. layers: how many gated cross layers. deep: hidden sizes
+    of the MLP.
 
-    structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them. dropout: of it, see `MLP`.
-    history: lists that transformers read.
+    structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them. dropout:
+    of it, see `MLP`. history: lists that transformers read.
     """
 
     dim: int = 16
@@ -39,7 +42,9 @@ class Config:
 
 
 class GDCN(nn.Module):
-    """Cross layers that weigh each interaction before they add it, and an MLP (GDCN, arXiv 2311.04635)."""
+    """Cross layers that weigh each interaction before they add it, and an MLP (GDCN, arXiv
+    2311.04635).
+    """
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
@@ -48,7 +53,9 @@ class GDCN(nn.Module):
         self.layers = nn.ModuleList(_GatedCross(features) for _ in range(config.layers))
         self.deep = MLP(features, config.deep, config.dropout)
         self.is_parallel = config.structure == "parallel"
-        self.head = Head(self.deep.out_features + (features if self.is_parallel else 0), tasks(schema))
+        self.head = Head(
+            self.deep.out_features + (features if self.is_parallel else 0), tasks(schema)
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns logits [B, T]."""

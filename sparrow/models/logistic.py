@@ -12,10 +12,11 @@ from sparrow.models._inputs import pooled, tables_for, tasks
 
 
 class LogisticRegression(nn.Module):
-    """A weight for each dense column and each id: the baseline that knows no pairs of features. Weights begin at 0.
+    """A weight for each dense column and each id: the baseline that knows no pairs of features.
+    Weights begin at 0.
 
-    The weight of an id counts times 4. Row-wise AdaGrad moves a row of D numbers by lr D^0.5. Times 4, a row of one
-    number moves as far as a row of 16, for which learning rates are usually chosen.
+    The weight of an id counts times 4. Row-wise AdaGrad moves a row of D numbers by lr D^0.5. Times
+    4, a row of one number moves as far as a row of 16, for which learning rates are usually chosen.
     """
 
     is_last = True  # see `put_layers`

@@ -13,9 +13,11 @@ from sparrow.models._inputs import History
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """MMoE (Ma et al., KDD 2018): one level of `experts` that all labels share, a gate and a tower for each label.
+    """MMoE (Ma et al., KDD 2018): one level of `experts` that all labels share, a gate and a tower
+    for each label.
 
-    It is `ple` with one level and without experts of single labels. The other settings are those of `ple`.
+    It is `ple` with one level and without experts of single labels. The other settings are those of
+    `ple`.
     """
 
     dim: int = 16

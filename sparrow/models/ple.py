@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -9,17 +10,19 @@ from sparrow.core import Batch
 from sparrow.core.errors import require
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Head, Linear, require_sizes
-from sparrow.models._inputs import History, Vectors, tasks
+from sparrow.layers.mlp import MLP, Head, Linear, require_sizes
+from sparrow.models._inputs import History, tasks
+from sparrow.models._vectors import Vectors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: the size of a feature's vector. shared: how many experts all labels share, in each level. own: how many each
-    label has for itself, in each level.
+    """dim: the size of a feature's vector. shared: how many experts all labels share, in each
+    level. own: how many each label has for itself, in each level.
 
-    levels: layers of experts. expert: sizes of an expert's MLP. tower: sizes of the MLP of each label after them.
-    dropout: of experts and towers, see `MLP`. history: lists that transformers read.
+    levels: layers of experts. expert: sizes of an expert's MLP. tower: sizes of the MLP of each
+    label after them. dropout: of experts and towers, see `MLP`. history: lists that transformers
+    read.
     """
 
     dim: int = 16
@@ -42,12 +45,15 @@ class Config:
 
 
 class PLE(nn.Module):
-    """Shared experts and experts of single labels, mixed for each label by a gate (PLE; Tang et al., RecSys 2020)."""
+    """Shared experts and experts of single labels, mixed for each label by a gate (PLE; Tang et
+    al., RecSys 2020).
+    """
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
         self.vectors = Vectors(schema, config.dim, tables, config.history)
-        labels, size = tasks(schema), self.vectors.features * config.dim
+        labels = tasks(schema)
+        size = self.vectors.features * config.dim
         self.levels = nn.ModuleList()
         for level in range(config.levels):
             self.levels.append(_Level(size, labels, config, is_last=level == config.levels - 1))
@@ -61,27 +67,37 @@ class PLE(nn.Module):
         streams = [x] * (len(self.towers) + 1)  # of each label, and of what all share
         for level in self.levels:
             streams = level(streams)
-        return torch.cat([head(tower(x)) for head, tower, x in zip(self.heads, self.towers, streams, strict=False)], 1)
+        ways = zip(self.heads, self.towers, streams, strict=False)
+        return torch.cat([head(tower(x)) for head, tower, x in ways], 1)
 
 
 class _Level(nn.Module):
-    """CGC (section 4.1): the gate of a label mixes its own experts and the shared ones; the shared gate mixes all."""
+    """CGC (section 4.1): the gate of a label mixes its own experts and the shared ones; the shared
+    gate mixes all.
+    """
 
     def __init__(self, inputs: int, labels: int, config: Config, *, is_last: bool) -> None:
         super().__init__()
         counts = [config.own] * labels + [config.shared]
-        self.experts = nn.ModuleList(
-            nn.ModuleList(MLP(inputs, config.expert, config.dropout) for _ in range(n)) for n in counts
-        )
-        mixed = [config.own + config.shared] * labels + ([] if is_last else [config.own * labels + config.shared])
+        self.experts = nn.ModuleList()
+        for count in counts:
+            experts = (MLP(inputs, config.expert, config.dropout) for _ in range(count))
+            self.experts.append(nn.ModuleList(experts))
+        mixed = [config.own + config.shared] * labels
+        if not is_last:
+            mixed.append(config.own * labels + config.shared)
         self.gates = nn.ModuleList(Linear(inputs, n, bias=False) for n in mixed)
 
     def forward(self, streams: list[Tensor]) -> list[Tensor]:
-        found = [[expert(x) for expert in experts] for experts, x in zip(self.experts, streams, strict=True)]  # type: ignore[attr-defined]
-        everything = [expert for experts in found for expert in experts]
+        outputs: list[list[Tensor]] = []  # of the experts of each label, and of the shared ones
+        for experts, x in zip(self.experts, streams, strict=True):
+            outputs.append([expert(x) for expert in experts])  # type: ignore[attr-defined]
+        shared = outputs[-1]
+        everything = list(itertools.chain.from_iterable(outputs))
         mixed = []
         for place, (gate, x) in enumerate(zip(self.gates, streams, strict=False)):
-            experts = everything if place == len(found) - 1 else [*found[place], *found[-1]]
+            is_shared = place == len(outputs) - 1
+            mixable = everything if is_shared else [*outputs[place], *shared]
             share_BX = gate(x).float().softmax(1)
-            mixed.append((torch.stack(experts, 2) * share_BX[:, None]).sum(2))
+            mixed.append((torch.stack(mixable, 2) * share_BX[:, None]).sum(2))
         return mixed

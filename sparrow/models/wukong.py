@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,19 +10,24 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Head, LayerNorm, Linear, Matmul, Product, require_sizes, to_compute
+from sparrow.layers.mlp import MLP, Head, Linear, require_sizes
+from sparrow.layers.norm import LayerNorm
+from sparrow.layers.precision import to_compute
+from sparrow.layers.product import Product
+from sparrow.layers.site import Matmul
 from sparrow.models._inputs import History, Ids, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: the size of a vector. bottom: hidden sizes of the MLP of the dense columns. layers: how many. n_f, n_l: how
-    many vectors the FM block and the linear block of a layer return. k: the rank of the low-rank product. mlp, top:
-    hidden sizes of FM blocks and of the head.
+    """dim: the size of a vector. bottom: hidden sizes of the MLP of the dense columns. layers: how
+    many. n_f, n_l: how many vectors the FM block and the linear block of a layer return. k: the
+    rank of the low-rank product. mlp, top: hidden sizes of FM blocks and of the head.
 
-    several: table -> vectors of each of its ids, for important features. projection: the Y of the low-rank
-    product is learned ("linear"), or is an MLP's output for each example ("attentive"), from `compressed` vectors.
-    dropout: of the MLPs of FM blocks and of the head, see `MLP`. history: lists that transformers read.
+    several: table -> vectors of each of its ids, for important features. projection: the Y of the
+    low-rank product is learned ("linear"), or is an MLP's output for each example ("attentive"),
+    from `compressed` vectors. dropout: of the MLPs of FM blocks and of the head, see `MLP`.
+    history: lists that transformers read.
     """
 
     dim: int = 16
@@ -42,7 +46,14 @@ class Config:
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), bottom=self.bottom, mlp=self.mlp, top=self.top)
-        require(least=1, layers=self.layers, n_f=self.n_f, n_l=self.n_l, k=self.k, compressed=self.compressed)
+        require(
+            least=1,
+            layers=self.layers,
+            n_f=self.n_f,
+            n_l=self.n_l,
+            k=self.k,
+            compressed=self.compressed,
+        )
         for name, count in self.several.items():
             require(least=1, **{f"several.{name}": count})
 
@@ -51,51 +62,39 @@ class Config:
         return Wukong(schema, self, tables)
 
     def larger(self) -> Config:
-        """Returns the next size: layers first, up to four, then n_f, n_l, k and the MLPs together (section 5.2)."""
+        """Returns the next size: layers first, up to four, then n_f, n_l, k and the MLPs together
+        (section 5.2).
+        """
         if self.layers < 4:
             return replace(self, layers=self.layers + 1)
         wide = tuple(2 * size for size in self.mlp)
-        return replace(self, n_f=2 * self.n_f, n_l=2 * self.n_l, k=2 * self.k, mlp=wide, compressed=2 * self.compressed)
-
-    def vectors(self, schema: Schema) -> int:
-        """Returns n_0, how many vectors the first layer reads."""
-        found = sum(self.several.get(str(schema.columns[name].table), 1) for name in schema.sparse)
-        return found + bool(schema.dense)
-
-    def flops(self, schema: Schema) -> int:
-        """Returns the floating-point operations of the matrix products of one example, forward.
-
-        A multiply-add counts as two. Those of transformers are left out, because they depend on how long lists are.
-        """
-
-        def mlp(*sizes: int) -> int:
-            return sum(a * b for a, b in itertools.pairwise(sizes))
-
-        dim = self.dim
-        n = self.vectors(schema)
-        wide = self.n_f + self.n_l
-        count = mlp(len(schema.numbers), *self.bottom, dim) if schema.dense else 0
-        for _ in range(self.layers):
-            count += 2 * n * dim * self.k + mlp(n * self.k, *self.mlp, self.n_f * dim) + self.n_l * n * dim
-            count += wide * n * dim if n != wide else 0
-            if self.projection == "attentive":
-                hidden = self.compressed * dim
-                count += self.compressed * n * dim + mlp(hidden, hidden, n * self.k)
-            n = wide
-        return 2 * (count + mlp(n * dim, *self.top, tasks(schema)))
+        return replace(
+            self,
+            n_f=2 * self.n_f,
+            n_l=2 * self.n_l,
+            k=2 * self.k,
+            mlp=wide,
+            compressed=2 * self.compressed,
+        )
 
 
 class Wukong(nn.Module):
-    """Stacked factorization machines: layer i reaches order 2^i and more (Wukong, arXiv 2403.02545)."""
+    """Stacked factorization machines: layer i reaches order 2^i and more (Wukong, arXiv
+    2403.02545).
+    """
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
         for name in config.several:
             if name not in schema.encodings:
-                raise UserError(f"model.several: no table {name!r}{suggest(name, schema.encodings)}")
+                raise UserError(
+                    f"model.several: no table {name!r}{suggest(name, schema.encodings)}"
+                )
         self.dim = config.dim
         self.ids = Ids(schema, config.dim, tables, config.history, several=config.several)
-        self.bottom = MLP(len(schema.numbers), [*config.bottom, config.dim]) if schema.dense else None
+        self.bottom = (
+            MLP(len(schema.numbers), [*config.bottom, config.dim]) if schema.dense else None
+        )
         sizes = [self.ids.vectors + bool(schema.dense), *[config.n_f + config.n_l] * config.layers]
         self.layers = nn.ModuleList(_Layer(size, config) for size in sizes[:-1])
         self.top = MLP(sizes[-1] * config.dim, config.top, config.dropout)
@@ -112,24 +111,29 @@ class Wukong(nn.Module):
 
 
 class _Layer(nn.Module):
-    """norm(FM block and linear block side by side + residual), the norm over each vector (section 3.2)."""
+    """norm(FM block and linear block side by side + residual), the norm over each vector (section
+    3.2).
+    """
 
     def __init__(self, n: int, config: Config) -> None:
         super().__init__()
         wide = config.n_f + config.n_l
         self.fm = _FactorizationBlock(n, config)
-        # what is linear in the vectors is one product: the linear block, what the FM block projects, the residual
+        # what is linear in the vectors is one product: the linear block, what the FM block
+        # projects, the residual
         self.across = _Across(n, [config.n_l, self.fm.projected, wide if n != wide else 0])
         self.norm = LayerNorm(config.dim)
 
     def forward(self, x_NBD: Tensor) -> Tensor:
         linear, projected, residual = self.across(x_NBD)
-        both = torch.cat([self.fm(x_NBD, projected), linear])
-        return self.norm(both + (residual if len(residual) else x_NBD))
+        blocks_NBD = torch.cat([self.fm(x_NBD, projected), linear])
+        return self.norm(blocks_NBD + (residual if len(residual) else x_NBD))
 
 
 class _Across(nn.Module):
-    """W X for several W: vectors that are sums of vectors, [n, B, D] -> [m, B, D] for each m of `sizes`."""
+    """W X for several W: vectors that are sums of vectors, [n, B, D] -> [m, B, D] for each m of
+    `sizes`.
+    """
 
     def __init__(self, n: int, sizes: list[int]) -> None:
         super().__init__()
@@ -143,7 +147,9 @@ class _Across(nn.Module):
 
 
 class _FactorizationBlock(nn.Module):
-    """MLP(norm(X X^T Y)) as n_f vectors, X^T Y first: O(n k D), not O(n^2 D) (section 3.3 and 3.6)."""
+    """MLP(norm(X X^T Y)) as n_f vectors, X^T Y first: O(n k D), not O(n^2 D) (section 3.3 and
+    3.6).
+    """
 
     def __init__(self, n: int, config: Config) -> None:
         super().__init__()
@@ -167,7 +173,9 @@ class _FactorizationBlock(nn.Module):
         if self.is_linear:
             product_BDK = projected.permute(1, 2, 0)
         else:
-            y = self.project(self.attention(projected.transpose(0, 1).flatten(1))).unflatten(1, (-1, self.k))
+            y = self.project(self.attention(projected.transpose(0, 1).flatten(1))).unflatten(
+                1, (-1, self.k)
+            )
             product_BDK = self.inner(x_BND.transpose(1, 2), y.to(x_NBD.dtype) / len(x_NBD) ** 0.5)
-        found = self.out(self.mlp(self.norm(self.outer(x_BND, product_BDK).flatten(1))))
-        return found.unflatten(1, (-1, self.dim)).transpose(0, 1)
+        out = self.out(self.mlp(self.norm(self.outer(x_BND, product_BDK).flatten(1))))
+        return out.unflatten(1, (-1, self.dim)).transpose(0, 1)

@@ -17,15 +17,16 @@ from sparrow.numerics.rounding import Rounding, to_whole
 class Element:
     """A floating-point format: sign, exponent, mantissa.
 
-    Numbers below 2**least_exponent are spaced evenly (subnormal). Whole numbers are the case of a single bit of
-    exponent: all are spaced evenly then.
+    Numbers below 2**least_exponent are spaced evenly (subnormal). Whole numbers are the case of a
+    single bit of exponent: all are spaced evenly then.
 
     Args:
         name: in lower case.
-        exponent_bits, mantissa_bits: their numbers of bits, beside one of sign. mantissa_bits does not count the
-            leading one, which is not stored.
+        exponent_bits, mantissa_bits: their numbers of bits, beside one of sign. mantissa_bits does
+            not count the leading one, which is not stored.
         bias: what the stored exponent is above the exponent.
-        largest: the largest finite number. A code after it is infinite if its mantissa is 0, else it is not a number.
+        largest: the largest finite number. A code after it is infinite if its mantissa is 0, else
+            it is not a number.
         twos_complement: how negative codes are written; else the sign is the highest bit.
     """
 
@@ -68,15 +69,18 @@ class Element:
         last = (1 << self.bits - 1) - 1
         return last if last > self.largest_code else None
 
-    def codes(self, x: Tensor, rounding: Rounding, noise: Tensor | None = None, saturate: bool = True) -> Tensor:
+    def codes(
+        self, x: Tensor, rounding: Rounding, noise: Tensor | None = None, saturate: bool = True
+    ) -> Tensor:
         """Returns the code of each number, int32.
 
         Args:
             x: float32.
             rounding: "nearest" (ties to even), "zero" (toward zero) or "stochastic".
             noise: for "stochastic": random whole numbers of 32 bits, int64, see `rounding.noise`.
-            saturate: whether numbers beyond the largest become it. Else they become the code after it when they are
-                rounded to nearest, and infinities in any case. Needs a NaN in the element.
+            saturate: whether numbers beyond the largest become it. Else they become the code after
+                it when they are rounded to nearest, and infinities in any case. Needs a NaN in the
+                element.
         """
         exponent = exponents(x).clamp(min=self.least_exponent)
         steps = x.abs() * power(-exponent) * 2.0**self.mantissa_bits  # exact
@@ -106,30 +110,52 @@ class Element:
 
 @functools.cache
 def _numbers(element: Element) -> Tensor:
-    codes, sign = torch.arange(1 << element.bits), 1 << element.bits - 1
+    codes = torch.arange(1 << element.bits)
+    sign = 1 << element.bits - 1
     size = codes & sign - 1
     if element.twos_complement:
         size = torch.where(codes < sign, codes, 2 * sign - codes)
-    exponent, mantissa = size >> element.mantissa_bits, size & (1 << element.mantissa_bits) - 1
+    exponent = size >> element.mantissa_bits
+    mantissa = size & (1 << element.mantissa_bits) - 1
     steps = torch.where(exponent > 0, mantissa + (1 << element.mantissa_bits), mantissa).double()
-    numbers = steps * 2.0 ** (exponent.clamp(min=1) - 1 + element.least_exponent - element.mantissa_bits).double()
+    numbers = (
+        steps
+        * 2.0
+        ** (exponent.clamp(min=1) - 1 + element.least_exponent - element.mantissa_bits).double()
+    )
     if not element.twos_complement:
         beyond = torch.where(mantissa == 0, torch.inf, torch.nan)
         first = element.largest_code + 1
-        numbers = torch.where(size > element.largest_code, torch.where(size == first, beyond, torch.nan), numbers)
+        numbers = torch.where(
+            size > element.largest_code, torch.where(size == first, beyond, torch.nan), numbers
+        )
     return torch.where(codes < sign, numbers, -numbers).float()
 
 
 def whole(bits: int) -> Element:
-    """Returns the whole numbers of a sign and `bits` more, divided by 2**(bits - 1): the elements of BDR formats."""
-    return Element(name=f"whole{bits}", exponent_bits=1, mantissa_bits=bits - 1, bias=1, largest=2 - 2.0 ** (1 - bits))
-
-
-def _element(name: str, exponent_bits: int, mantissa_bits: int, bias: int, largest: float) -> Element:
+    """Returns the whole numbers of a sign and `bits` more, divided by 2**(bits - 1): the elements
+    of BDR formats.
+    """
     return Element(
-        name=name, exponent_bits=exponent_bits, mantissa_bits=mantissa_bits, bias=bias, largest=largest,
+        name=f"whole{bits}",
+        exponent_bits=1,
+        mantissa_bits=bits - 1,
+        bias=1,
+        largest=2 - 2.0 ** (1 - bits),
+    )
+
+
+def _element(
+    name: str, exponent_bits: int, mantissa_bits: int, bias: int, largest: float
+) -> Element:
+    return Element(
+        name=name,
+        exponent_bits=exponent_bits,
+        mantissa_bits=mantissa_bits,
+        bias=bias,
+        largest=largest,
         twos_complement=name == "int8",
-    )  # fmt: skip
+    )
 
 
 _ROWS = [  # name, bits of exponent and of mantissa, bias, largest

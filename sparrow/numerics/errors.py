@@ -14,11 +14,11 @@ TAU = 0.01  # see `Errors`
 class Errors(NamedTuple):
     """How far outputs o lie from references r.
 
-    mere: the mean of |o - r| / max(|r|, tau rms(r)). raw: the mean of |o - r| / |r| where r is not 0. numbers: of how
-    many it is, as LoKA has it (arXiv 2605.10886). relative: ||o - r|| / ||r||.
+    mere: the mean of |o - r| / max(|r|, tau rms(r)). raw: the mean of |o - r| / |r| where r is not
+    0. numbers: of how many it is, as LoKA has it (arXiv 2605.10886). relative: ||o - r|| / ||r||.
 
-    The raw mean has no expectation for outputs whose density around 0 is not 0: it grows with the logarithm of their
-    number. With a bound below the denominator it has one.
+    The raw mean has no expectation for outputs whose density around 0 is not 0: it grows with the
+    logarithm of their number. With a bound below the denominator it has one.
     """
 
     mere: float
@@ -33,7 +33,8 @@ def errors(out: Tensor, exact: Tensor) -> Errors:
     Where both are 0 throughout, all are 0. Where only the references are, all are infinite.
     """
     exact = exact.double()
-    apart, size = (out.double() - exact).abs(), exact.abs()
+    apart = (out.double() - exact).abs()
+    size = exact.abs()
     if not size.any():
         nowhere = 0.0 if not apart.any() else math.inf
         return Errors(nowhere, nowhere, 0, nowhere)
@@ -47,8 +48,11 @@ def errors(out: Tensor, exact: Tensor) -> Errors:
 
 
 def qsnr(x: Tensor, rounded: Tensor) -> float:
-    """Returns decibels of signal over error, 10 log10 (||x||^2 / ||rounded - x||^2); infinite where nothing differs."""
-    signal, noise = float(x.double().square().sum()), float((rounded.double() - x.double()).square().sum())
+    """Returns decibels of signal over error, 10 log10 (||x||^2 / ||rounded - x||^2); infinite where
+    nothing differs.
+    """
+    signal = float(x.double().square().sum())
+    noise = float((rounded.double() - x.double()).square().sum())
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf

@@ -1,8 +1,10 @@
-"""Rounding to fewer bits: to nearest, or stochastically with numbers that anybody can compute again.
+"""Rounding to fewer bits: to nearest, or stochastically with numbers that anybody can compute
+again.
 
-Stochastic rounding (Gupta et al., arXiv 1502.02551) rounds up with a probability equal to the distance from the number
-below, so that its expectation is the number itself. u depends on (seed, table, field, row, column, n) alone, n being
-the number of the update: the same on every kernel, thread and rank, and another one at the next update.
+Stochastic rounding (Gupta et al., arXiv 1502.02551) rounds up with a probability equal to the
+distance from the number below, so that its expectation is the number itself. u depends on (seed,
+table, field, row, column, n) alone, n being the number of the update: the same on every kernel,
+thread and rank, and another one at the next update.
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ Rounding = Literal["nearest", "zero", "stochastic"]
 
 LOW = (1 << 32) - 1
 GOLDEN = 0x9E3779B9
-ODD_1, ODD_2 = 0x21F0AAAD, 0x735A2D97  # a mixer of 32 bits with low bias (Wellons, "hash prospector", 2018)
+# a mixer of 32 bits with low bias (Wellons, "hash prospector", 2018)
+ODD_1 = 0x21F0AAAD
+ODD_2 = 0x735A2D97
 
 
-def noise(key: int, field: int, rows_U: Tensor, columns: tuple[int, int], n_U: Tensor | int) -> Tensor:
+def noise(
+    key: int, field: int, rows_U: Tensor, columns: tuple[int, int], n_U: Tensor | int
+) -> Tensor:
     """Returns the random numbers for some entries, int64 [U, columns] of 32 bits.
 
     Args:
@@ -42,13 +48,16 @@ def noise(key: int, field: int, rows_U: Tensor, columns: tuple[int, int], n_U: T
 
 
 def to_whole(x: Tensor, noise: Tensor) -> Tensor:
-    """Returns x rounded to a whole number stochastically, as float32. x: float32 >= 0. noise: see there."""
+    """Returns x rounded to a whole number stochastically, as float32. x: float32 >= 0. noise: see
+    there.
+    """
     below = x.floor()
     return below + (noise >> 1 < ((x - below) * 2.0**31).long()).float()
 
 
 def to_fp16(x: Tensor, noise: Tensor | None) -> Tensor:
-    """Returns float16. Stochastically, finite numbers stay finite; to nearest, those above 65,519 become infinite.
+    """Returns float16. Stochastically, finite numbers stay finite; to nearest, those above 65,519
+    become infinite.
 
     x: float32. noise: see there; None rounds to nearest.
     """
@@ -57,7 +66,8 @@ def to_fp16(x: Tensor, noise: Tensor | None) -> Tensor:
     size = x.abs()
     size = torch.where(size.isinf(), size, size.clamp(max=65504.0))
     dropped = ((size.view(torch.int32) + (noise >> 19).int()) & ~0x1FFF).view(torch.float32)
-    small = to_whole(torch.where(size < 2.0**-14, size, 0.0) * 2.0**24, noise) * 2.0**-24  # a subnormal has fewer bits
+    # a subnormal has fewer bits
+    small = to_whole(torch.where(size < 2.0**-14, size, 0.0) * 2.0**24, noise) * 2.0**-24
     rounded = torch.where(size < 2.0**-14, small, torch.where(size.isfinite(), dropped, size))
     return rounded.copysign(x).half()
 
@@ -82,7 +92,8 @@ def state_to_bf16(
 
     Args:
         state: float32 [U], or [U, columns].
-        key, field, rows_U, columns, n: of the random numbers, see `noise`. A single number of a row has column 0.
+        key, field, rows_U, columns, n: of the random numbers, see `noise`. A single number of a row
+            has column 0.
     """
     is_wide = state.dim() == 2
     random = noise(key, field, rows_U, columns if is_wide else (0, 1), n)

@@ -1,4 +1,9 @@
-"""How dense weights learn. One file per optimizer: its `Config.build(parameters)` returns a torch optimizer."""
+"""How dense weights learn. One file per optimizer: its `Config.build(parameters)` returns a torch
+optimizer.
+
+Imports: features, layers, losses, metrics and below. Imported by: models, sharding, checkpoint and
+above.
+"""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -6,7 +11,7 @@ from typing import Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from sparrow.optimizers._few_bits import FewBits, to_fp32
+from sparrow.optimizers._lean import lean
 
 
 class OptimizerConfig(Protocol):
@@ -22,4 +27,4 @@ class OptimizerConfig(Protocol):
         ...
 
 
-__all__ = ["FewBits", "OptimizerConfig", "to_fp32"]
+__all__ = ["OptimizerConfig", "lean"]

@@ -22,10 +22,16 @@ class Config:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        require(least=0, lr=self.lr, eps=self.eps, initial=self.initial, weight_decay=self.weight_decay)
+        require(
+            least=0, lr=self.lr, eps=self.eps, initial=self.initial, weight_decay=self.weight_decay
+        )
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """Returns torch's Adagrad."""
         return lean(optim.Adagrad)(
-            parameters, lr=self.lr, eps=self.eps, initial_accumulator_value=self.initial, weight_decay=self.weight_decay
+            parameters,
+            lr=self.lr,
+            eps=self.eps,
+            initial_accumulator_value=self.initial,
+            weight_decay=self.weight_decay,
         )

@@ -27,5 +27,10 @@ class Config:
         """Returns torch's AdamW."""
         betas = (self.beta1, self.beta2)
         return lean(optim.AdamW)(
-            parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay, fused=True
+            parameters,
+            lr=self.lr,
+            betas=betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            fused=True,
         )

@@ -22,4 +22,6 @@ class Config:
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """Returns torch's SGD."""
-        return lean(optim.SGD)(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        return lean(optim.SGD)(
+            parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )

@@ -1,4 +1,8 @@
-"""Answers requests with a trained model: `sparrow export` writes its folder, and `load` makes a `Scorer` of it."""
+"""Answers requests with a trained model: `sparrow export` writes its folder, and `load` makes a
+`Scorer` of it.
+
+Imports: trained and below. Imported by: extensions and above.
+"""
 
 from sparrow.serving.scorer import Scorer, load
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 import numpy as np
@@ -20,38 +22,50 @@ from sparrow.core import Batch, Chunk
 from sparrow.core.arrays import Float32s
 from sparrow.core.errors import UserError
 from sparrow.core.repeated import Repeated
-from sparrow.embeddings import rows_on, stored_in
-from sparrow.embeddings.spec import Component
-from sparrow.embeddings.stores import LeveledRows, MappedStore, MemoryStore, RowStore
+from sparrow.embeddings import EmbeddingTables, Placement
+from sparrow.embeddings.spec import OF_IDS, Component
+from sparrow.embeddings.stores import MemoryStore, RowStore
+from sparrow.embeddings.stores.mapped import LeveledRows, MappedStore
+from sparrow.features.rows import raw_batches
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
-from sparrow.kernels.encode import Rows
+from sparrow.layers.precision import mixing
 from sparrow.models import Offset
 from sparrow.serving import products
-from sparrow.serving.deltas import TABLES, Stack, opened
-from sparrow.serving.folder import Folder
+from sparrow.serving.deltas import TABLES, Stack, open_stack
+from sparrow.serving.folder import REMEDY, Checked, Folder, fact_of, reading
+from sparrow.serving.frames import TAKES, is_frame, pairs_of, stack_requests, user_of
+from sparrow.serving.hot_rows import FILE as HOT
 from sparrow.serving.requests import Catalogue, Encoder, Known
-from sparrow.serving.rows import tensors_of
-from sparrow.serving.ssd import OnSsd, Ssd, UnreadableError, put_on_ssd
-from sparrow.serving.ssd.hot import FILE as HOT
-from sparrow.serving.values import stacked
-from sparrow.trained import calibrators
+from sparrow.serving.rows import UnreadableError, tensors_of
+from sparrow.serving.values import python_rows
+from sparrow.trained import calibrator_files, calibrators
 from sparrow.trained.build import scoring, tables_of, untrained
 from sparrow.trained.calibrators import Calibrator
 from sparrow.trained.run import Run
 
-CHECK, DENSE = "check.parquet", "dense.safetensors"
-CLOSE, CLOSE_ROUNDED = 1e-6, 2e-2  # how far scores may lie apart; where inputs of products are rounded
-CLOSE_ON_AVERAGE = 2e-4  # where products are in few bits: a last bit of a sum moves few inputs to the next code
-WORTH = 1 << 24  # multiply-adds that take as long as it takes to follow what is shared through a model
+CHECK = "check.parquet"
+DENSE = "dense.safetensors"
+# how far scores may lie apart; where inputs of products are rounded
+CLOSE = 1e-6
+CLOSE_ROUNDED = 2e-2
+# where products are in few bits: a last bit of a sum moves few inputs to the next code
+CLOSE_ON_AVERAGE = 2e-4
+BLOCK = 8192  # rows of a frame that are scored at a time
+# multiply-adds that take as long as it takes to follow what is shared through a model
+WORTH = 1 << 24
 KINDS = 64  # of requests, by the columns of their users, of which it is known what they save
-IDS, NUMBER, SCORE = ":ids:", ":number:", ":score:"  # before the names of what the columns of CHECK hold
+# before the names of what the columns of CHECK hold
+IDS = ":ids:"
+NUMBER = ":number:"
+SCORE = ":score:"
 
 
 class Crossed(NamedTuple):
     """Requests as one batch.
 
-    counts: the candidates of each. columns: what their users have. known: what a catalogue had of the candidates.
+    counts: the candidates of each. columns: what their users have. known: what a catalogue had of
+    the candidates.
     """
 
     batch: Batch
@@ -60,9 +74,31 @@ class Crossed(NamedTuple):
     known: Known | None = None
 
 
+class Elsewhere(Protocol):
+    """Reads rows of some tables from where a model folder does not have them, such as an SSD."""
+
+    def put(
+        self,
+        tables: Sequence[EmbeddingTables],
+        rows: Callable[[Component], tuple[str, LeveledRows]],
+        hot: Mapping[str, Tensor],
+        before: Sequence[Any],
+    ) -> tuple[Any, ...]:
+        """Have lookups of some tables read there. Returns what does so, each with the `names` of
+        its tables.
+
+        Args:
+            tables: all of a model.
+            rows: component -> a name that no other rows have, and its rows.
+            hot: component -> its rows that are used most, which caches begin with.
+            before: what did so in the model before, for rows that it has.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """Scores requests with a model that was exported. Threads may share it, and compute at the same time.
+    """Scores requests with a model that was exported. Threads may share it, and compute at the same
+    time.
 
     Args:
         stack: the model's folder, and the deltas above it.
@@ -81,8 +117,8 @@ class Scorer:
     model: Any
     calibrators: tuple[Calibrator, ...] = ()
     threads: int = 1
-    ssd: Ssd | None = None
-    on_ssd: tuple[OnSsd, ...] = ()
+    ssd: Elsewhere | None = None
+    on_ssd: tuple[Any, ...] = ()
 
     @property
     def folder(self) -> Folder:
@@ -119,76 +155,112 @@ class Scorer:
         """Makes batches of requests."""
         return Encoder(self.transforms)
 
-    def updated(self, delta: str | Path, *, checksums: bool = True) -> Scorer:
+    def updated(self, delta: str | Path, *, checked: Mapping[str, Checked] | None = None) -> Scorer:
         """Returns a scorer with the rows, the dense weights and the transforms of a delta too.
 
-        This one stays as it is, for those who still use it. Both share the rows of the full folder. A delta that it has
-        already changes nothing.
+        This one stays as it is, for those who still use it. Both share the rows of the full folder.
+        A delta that it has already changes nothing.
 
         Args:
             delta: what `sparrow export --base` wrote with this model's folders.
-            checksums: see `open_folder`.
+            checked: see `open_folder`.
 
         Raises:
-            UserError: when it is no delta, is damaged, follows another model, or does not reproduce its scores.
+            UserError: when it is no delta, is damaged, follows another model, or does not reproduce
+                its scores.
         """
-        stack = self.stack.updated(delta, checksums=checksums)
-        return self if stack is self.stack else _made(stack, self.threads, self.ssd, self.on_ssd)
+        stack = self.stack.updated(delta, checked=checked)
+        return self if stack is self.stack else _build(stack, self.threads, self.ssd, self.on_ssd)
 
-    def score(self, rows: Rows) -> Float32s:
+    def score(self, rows: Any) -> Float32s:
         """Returns probabilities float32 [N, T] of raw rows, in order.
 
         Args:
-            rows: a list of N dicts, or a dict of lists of N values, see `Encoder.batch`.
+            rows: a list of N mappings; or a mapping of columns, which are lists or arrays of N
+                values; or a data frame of N rows, of pandas, polars, arrow or what else arrow can
+                read. A frame is a log: if the model was trained on rows with lists of candidates,
+                such rows have a score for each candidate.
 
         Raises:
             UserError: for rows that cannot be encoded, and for scores that are not finite.
         """
-        return self.scores(self.encoder.batch(rows)).numpy()
+        if not is_frame(rows):
+            return self.scores(self.encoder.batch(rows)).numpy()
+        frames: Any = import_module("sparrow.data.logs.frames")  # only who has a frame waits for it
+        table = frames.shape_rows_like(frames.as_table(rows, TAKES), self.schema)
+        scores = [torch.empty(0, len(self.labels))]
+        for number, batch in enumerate(raw_batches(self.transforms, table, BLOCK)):
+            scores.append(self.scores(batch, number * BLOCK))
+        return torch.cat(scores).numpy()
 
-    def rank(self, user: Mapping[str, Any], candidates: Rows) -> Float32s:
+    def rank(self, user: Any, candidates: Any) -> Float32s:
         """Returns probabilities float32 [N, T] of a user's candidates, in order.
 
         The user's columns are encoded, looked up and pooled once, and so are products of them.
 
         Args:
-            user: the columns that all candidates share.
-            candidates: the other columns, as for `score`.
+            user: the columns that all candidates share: a mapping, or a data frame of one row.
+            candidates: the other columns, as for `score`, with a row for each candidate.
 
         Raises:
             UserError: as `score`, and for a column that both have.
         """
         return self.rank_all([(user, candidates)])[0]
 
-    def rank_all(self, asked: Sequence[tuple[Mapping[str, Any], Rows]]) -> list[Float32s]:
-        """Returns what `rank` does of several requests, whose rows make one batch. Their users have the same columns.
+    @cached_property
+    def mixing(self) -> str:
+        """Why a row's score depends on the rows that it is scored with, in words; "" if it does
+        not.
+
+        If it does, requests are not to be scored together. Else a request has other scores beside
+        others than alone.
+        """
+        return mixing(self.model, self.run.precision)
+
+    def rank_all(self, requests: Sequence[tuple[Any, Any]]) -> list[Float32s]:
+        """Returns probabilities float32 [N, T] of the candidates of each request. Their users have
+        the same columns.
+
+        Their rows make one batch, unless scores would depend on that, see `mixing`.
 
         Args:
-            asked: user and candidates of each request.
+            requests: user and candidates of each request, as for `rank`. Of none there is nothing.
 
         Raises:
             UserError: as `rank`, and when one user has a column that another lacks.
         """
-        return self.ranked(self.crossed(asked))
+        requests = pairs_of(requests)
+        if self.mixing:
+            return [self.ranked(self.crossed([request]))[0] for request in requests]
+        return self.ranked(self.crossed(requests)) if requests else []
 
-    def crossed(self, asked: Sequence[tuple[Mapping[str, Any], Rows]], catalogue: Catalogue | None = None) -> Crossed:
+    def crossed(
+        self, requests: Sequence[tuple[Any, Any]], catalogue: Catalogue | None = None
+    ) -> Crossed:
         """Returns the batch of several requests, see `rank_all`.
 
         Args:
-            asked: see `rank_all`.
+            requests: see `rank_all`.
             catalogue: has the columns that candidates with its key lack.
 
         Raises:
-            UserError: for rows that cannot be encoded, and when one user has a column that another lacks.
+            UserError: for rows that cannot be encoded, and when one user has a column that another
+                lacks.
         """
-        users = [user for user, _ in asked]
+        read = self.encoder.read
+        users = [user_of(user, number, read) for number, (user, _) in enumerate(requests)]
         for number, user in enumerate(users):
             if odd := users[0].keys() ^ user.keys():
-                raise UserError(f"request {number}: {min(odd)!r} is of one user and not of another; give it to all")
-        rows, counts = stacked([candidates for _, candidates in asked])
-        user_B, columns = np.repeat(np.arange(len(users)), counts), tuple(*users[:1])
+                raise UserError(
+                    f"request {number}: {min(odd)!r} is of one user and not of another; give it"
+                    " to all"
+                )
+        rows, counts = stack_requests([candidates for _, candidates in requests], read)
+        user_B = np.repeat(np.arange(len(users)), counts)
+        columns = tuple(*users[:1])
         repeats = max(len(user_B) - len(users), 0)
-        shared = repeats * self._saved.get(columns, math.inf) >= WORTH  # nothing is known of the first request
+        # nothing is known of the first request
+        shared = repeats * self._saved.get(columns, math.inf) >= WORTH
         known = None if catalogue is None else catalogue.known(rows, columns)
         parts = {} if known is None else known.parts
         batch = self.encoder.crossed(users, rows, user_B, shared=shared, known=parts)
@@ -201,7 +273,8 @@ class Scorer:
             UserError: as `scores`.
         """
         batch, counts, columns, _ = crossed
-        scores_BT, repeats = self.scores(batch), max(sum(counts) - len(counts), 0)
+        scores_BT = self.scores(batch)
+        repeats = max(sum(counts) - len(counts), 0)
         if isinstance(batch.dense_BC, Repeated) and repeats:
             if len(self._saved) >= KINDS:
                 self._saved.clear()
@@ -210,11 +283,13 @@ class Scorer:
 
     @cached_property
     def _saved(self) -> dict[Any, float]:
-        """Which columns were users' -> multiply-adds that a sample saved, but the first of its user."""
+        """Which columns were users' -> multiply-adds that a sample saved, but the first of its
+        user.
+        """
         return {}
 
-    def scores(self, batch: Batch) -> Tensor:
-        """Returns probabilities [B, T] of a batch.
+    def scores(self, batch: Batch, row0: int = 0) -> Tensor:
+        """Returns probabilities [B, T] of a batch. row0: the number of its first row, for errors.
 
         Raises:
             UserError: for bad ids and for scores that are not finite.
@@ -225,7 +300,10 @@ class Scorer:
             scores_BT: Tensor = self._score(batch)
             if not torch.isfinite(scores_BT).all():
                 row = int((~torch.isfinite(scores_BT)).any(1).nonzero()[0])
-                raise UserError(f"row {row}: its score is not finite; a number in it is far from those of training")
+                raise UserError(
+                    f"row {row0 + row}: its score is not finite; a number in it is far from those"
+                    " of training"
+                )
         return scores_BT
 
     @cached_property
@@ -233,47 +311,90 @@ class Scorer:
         return calibrators.calibrated(scoring(self.model, self.run, self.schema), self.calibrators)
 
     @cached_property
-    def log_types(self) -> dict[str, pa.DataType]:
-        """Column -> type, as in the log. Numbers are float64: a request may have 0.5 where the log had integers."""
-        types, kinds = pq.read_schema(self.folder.path / CHECK), self.encoder.kinds
-        return {n: pa.float64() if kinds.get(n) == "number" else types.field(n).type for n in self.encoder.sources}
+    def raw_types(self) -> pa.Schema:
+        """The types that the log's columns have."""
+        return pq.read_schema(self.folder.path / CHECK)
 
-    def kept(self) -> tuple[pa.Table, list[dict[str, Any]]]:
-        """Returns the rows that are kept with the model: with their ids, numbers and scores, and raw, as a request."""
-        kept = pq.ParquetFile(self.folder.path / CHECK).read()  # `read_table` would import pandas
-        return kept, kept.select(list(self.encoder.sources)).to_pylist()
+    @cached_property
+    def log_types(self) -> dict[str, pa.DataType]:
+        """Column -> type, as in the log. Numbers are float64: a request may have 0.5 where the log
+        had integers.
+        """
+        types = self.raw_types
+        kinds = self.encoder.kinds
+        return {
+            n: pa.float64() if kinds.get(n) == "number" else types.field(n).type
+            for n in self.encoder.sources
+        }
+
+    def golden_rows(self) -> tuple[pa.Table, list[dict[str, Any]]]:
+        """Returns the golden rows of the model: with their ids, numbers and scores, and raw, as a
+        request.
+        """
+        path = self.folder.path / CHECK
+        with reading(path):
+            table = pq.ParquetFile(path).read()  # `read_table` would import pandas
+            ids = [(IDS + name, pa.large_list(pa.int64())) for name in self.schema.sparse]
+            numbers = [(NUMBER + name, pa.float32()) for name in self.schema.numbers]
+            scores = [(SCORE + label, pa.float32()) for label in self.labels]
+            expected = pa.schema([*ids, *numbers, *scores])
+            if table.select(expected.names).schema.types != expected.types or not table.num_rows:
+                raise ValueError("without the ids, numbers or scores of any row")
+            return table, python_rows(table.select(list(self.encoder.sources)))
 
     def check(self) -> None:
-        """Score the rows that were kept with the model, which also makes it ready for the first request.
+        """Score the golden rows, which also makes the model ready for the first request.
 
         Raises:
-            UserError: when ids, numbers or scores differ from those that were kept.
+            UserError: when ids, numbers or scores differ from those in the folder.
         """
-        path, (kept, rows) = self.folder.path / CHECK, self.kept()
-        batch = self.encoder.batch(rows)
+        path, (golden, rows) = self.folder.path / CHECK, self.golden_rows()
+        with reading(self.folder.path):
+            try:
+                batch = self.encoder.batch(rows)
+                scores_BT = self.scores(batch).numpy()
+            except UnreadableError:
+                raise
+            except UserError as error:
+                raise UserError(
+                    f"{path}: its rows cannot be scored ({fact_of(error)}); {REMEDY}"
+                ) from None
 
-        def differs(what: str, row: int, ours: Any, theirs: Any) -> UserError:
-            told = f"row {row}: {what} is {ours} here and was {theirs} where it was exported"
-            return UserError(f"{path}: {told}; this machine or its libraries compute otherwise: export the model here")
+        def differs(part: str, row: int, now: Any, before: Any) -> UserError:
+            fact = f"row {row}: {part} is {now} here and was {before} where it was exported"
+            return UserError(
+                f"{path}: {fact}; this machine or its libraries compute otherwise: export the model"
+                " here"
+            )
 
         for name in self.schema.sparse:
-            theirs, ours = kept[IDS + name].combine_chunks(), batch.ids[name]
-            for row, ids in enumerate(theirs.to_pylist()):
-                mine = ours.values_N[ours.offsets_B1[row] : ours.offsets_B1[row + 1]].tolist()
-                if mine != ids:
-                    raise differs(f"the ids of {name!r}", row, mine, ids)
+            exported = golden[IDS + name].combine_chunks()
+            encoded = batch.ids[name]
+            for row, ids in enumerate(exported.to_pylist()):
+                row_ids = encoded.values_N[
+                    encoded.offsets_B1[row] : encoded.offsets_B1[row + 1]
+                ].tolist()
+                if row_ids != ids:
+                    raise differs(f"the ids of {name!r}", row, row_ids, ids)
         for c, name in enumerate(self.schema.numbers):
-            x_B, were_B = batch.dense_BC[:, c].numpy(), np.array(kept[NUMBER + name].to_pylist(), np.float32)
-            for row in np.flatnonzero(np.abs(x_B - were_B) > np.spacing(np.abs(were_B)))[:1]:  # libraries' logarithms
+            x_B = batch.dense_BC[:, c].numpy()
+            were_B = np.array(golden[NUMBER + name].to_pylist(), np.float32)
+            # libraries' logarithms
+            for row in np.flatnonzero(np.abs(x_B - were_B) > np.spacing(np.abs(were_B)))[:1]:
                 raise differs(f"the number of {name!r}", int(row), x_B[row], were_B[row])
-        close = CLOSE_ROUNDED if self.is_rounded else CLOSE  # a last bit of a sum may move an input to the next code
+        # a last bit of a sum may move an input to the next code
+        close = CLOSE_ROUNDED if self.is_rounded else CLOSE
         few_bits = products.FILE in self.folder.manifest["files"]
-        for t, scores_B in enumerate(self.scores(batch).numpy().T):
-            were_B = np.array(kept[SCORE + self.labels[t]].to_pylist(), np.float32)
+        for t, scores_B in enumerate(scores_BT.T):
+            were_B = np.array(golden[SCORE + self.labels[t]].to_pylist(), np.float32)
             apart_B = np.abs(scores_B - were_B)
             is_far = few_bits and not apart_B.mean() <= CLOSE_ON_AVERAGE
-            for row in np.flatnonzero(~(apart_B <= close))[:1] if not is_far else [apart_B.argmax()]:
-                raise differs(f"the score of {self.labels[t]!r}", int(row), scores_B[row], were_B[row])
+            for row in (
+                np.flatnonzero(~(apart_B <= close))[:1] if not is_far else [apart_B.argmax()]
+            ):
+                raise differs(
+                    f"the score of {self.labels[t]!r}", int(row), scores_B[row], were_B[row]
+                )
 
 
 def load(
@@ -281,8 +402,8 @@ def load(
     deltas: Sequence[str | Path] = (),
     *,
     threads: int = 1,
-    checksums: bool = True,
-    ssd: Ssd | None = None,
+    checked: Mapping[str, Checked] | None = None,
+    ssd: Elsewhere | None = None,
 ) -> Scorer:
     """Returns the scorer of a model folder, after it has reproduced the scores that are kept there.
 
@@ -292,85 +413,103 @@ def load(
         path: what `sparrow export` wrote.
         deltas: what `sparrow export --base` wrote, in order; see `Scorer.updated`.
         threads: see `Scorer`.
-        checksums: see `open_folder`.
+        checked: see `open_folder`.
         ssd: which tables are read from an SSD, where they are not mapped; by default none.
 
     Raises:
         UserError: when it is no model folder, is damaged, or does not reproduce its scores.
     """
-    return _made(opened(path, deltas, checksums=checksums), threads, ssd)
+    return _build(open_stack(path, deltas, checked=checked), threads, ssd)
 
 
-def _made(stack: Stack, threads: int, ssd: Ssd | None, before: tuple[OnSsd, ...] = ()) -> Scorer:
+def _build(
+    stack: Stack, threads: int, ssd: Elsewhere | None, before: tuple[Any, ...] = ()
+) -> Scorer:
     path = stack.top.path
     torch.set_num_threads(threads)
-    run = Run.load(path / "run.toml", {"run_dir": str(path), "data.path": "none"})
-    transforms = Transforms.load(path)
-    try:
-        model = assembled(
+    with reading(path):
+        run, transforms, calibrating = _settings(stack.top)
+        model = assemble(
             run,
             transforms.schema,
             lambda component: stack.rows[table_file(component.name)],
             weights(stack.top, DENSE),
             weights(stack.top, products.FILE),
+            path,
         )
-    except UserError as error:
-        raise UserError(f"{path / DENSE}: {error}") from None
+        hot = weights(stack.top, HOT)
 
     def rows(component: Component) -> tuple[str, LeveledRows]:
         name = table_file(component.name)
         return stack.folders[0].manifest["files"][name]["sha256"], stack.rows[name]
 
-    hot = weights(stack.top, HOT)
-    try:
-        on_ssd = () if ssd is None else put_on_ssd(list(tables_of(model)), rows, ssd, hot, before)
-    except UnreadableError as error:
-        raise UserError(str(error)) from None
+    with reading(path):
+        on_ssd = () if ssd is None else ssd.put(list(tables_of(model)), rows, hot, before)
     scorer = Scorer(
         stack=stack,
         run=run,
         transforms=transforms,
         model=model,
-        calibrators=calibrators.load(path) if calibrators.FILE in stack.top.manifest["files"] else (),
+        calibrators=calibrating,
         threads=threads,
         ssd=ssd,
         on_ssd=on_ssd,
     )
-    try:
-        scorer.check()
-    except UnreadableError as error:
-        raise UserError(str(error)) from None
+    scorer.check()
     return scorer
 
 
-def assembled(
+def _settings(folder: Folder) -> tuple[Run, Transforms, tuple[Calibrator, ...]]:
+    """Read the settings, transforms and calibrators of a folder."""
+    path = folder.path
+    with _blaming_settings(path):
+        run = Run.load(path / "run.toml", {"run_dir": str(path), "data.path": "none"})
+        transforms = Transforms.load(path)
+        calibrating = (
+            calibrator_files.load(path) if calibrators.FILE in folder.manifest["files"] else ()
+        )
+    labels = transforms.schema.labels or ("score",)
+    if len(calibrating) not in (0, len(labels)):
+        reason = f"{len(calibrating)} calibrators for {len(labels)} labels"
+        raise UserError(f"{path / calibrators.FILE}: not of this model ({reason}); {REMEDY}")
+    return run, transforms, calibrating
+
+
+def assemble(
     run: Run,
     schema: Schema,
     rows: Callable[[Component], LeveledRows],
     dense: Mapping[str, Tensor],
     few_bits: Mapping[str, Tensor],
+    place: Path,
 ) -> Any:
     """Returns a model that scores and does not learn.
 
     Args:
         run: its settings.
         schema: of its log.
-        rows: gives those of a component, which stay where they are, but for those whose ids come and go.
+        rows: gives those of a component, which stay where they are, but for those whose ids come
+            and go.
         dense: its dense weights.
         few_bits: products in other formats than fp32, see `products.put`.
+        place: the folder of all these, for errors.
 
     Raises:
-        UserError: when weights are not those of this model.
+        UserError: when weights or rows are not those of this model.
     """
 
     def stored(component: Component, count: int, dim: int) -> RowStore:
+        _check_rows(component, count, rows(component), place)
         if component.policy:  # an index of its ids is made of the rows, which are loaded below
             return MemoryStore(component, count, dim)
         return MappedStore(component, rows(component))
 
-    with rows_on("cpu"), stored_in(stored):
-        model = Offset(untrained(run, schema), schema)
-    products.put(model, few_bits, dense)
+    with _blaming_settings(place):
+        model = Offset(untrained(run, schema, Placement(store=stored)), schema)
+    try:
+        products.put(model, few_bits, dense)
+    except UserError as error:
+        raise UserError(f"{place / DENSE}: {error}") from None
     for tables in tables_of(model):
         tables.mode = "off"
         for record in tables.all_records():
@@ -378,13 +517,52 @@ def assembled(
                 never_R = torch.zeros(record.rows, dtype=torch.uint8)
                 name, at, columns = record.place
                 held = rows(record.component)
-                fields = {of: held.read(of, slice(None)) for of in held.fields} | {"touched": never_R}
-                tables.load_chunk(Chunk(table=name, rows=at, columns=columns, fields=fields))
+                fields = {field: held.read(field, slice(None)) for field in held.fields} | {
+                    "touched": never_R
+                }
+                with _blaming_settings(place):
+                    tables.load_chunk(Chunk(table=name, rows=at, columns=columns, fields=fields))
     return model.eval().requires_grad_(False)
 
 
+@contextmanager
+def _blaming_settings(place: Path) -> Iterator[None]:
+    """Gives errors the remedy of who has a folder and, where they name none of its files, the place
+    of its settings.
+    """
+    try:
+        yield
+    except UserError as error:
+        fact = fact_of(error)
+        where = "" if fact.startswith(str(place)) else f"{place / 'run.toml'}: "
+        raise UserError(f"{where}{fact}; {REMEDY}") from None
+
+
+def _check_rows(component: Component, count: int, rows: LeveledRows, place: Path) -> None:
+    """Check that rows are those of a component: compiled code reads them where their fields say
+    that they are.
+    """
+    fields = component.format.fields(component.dim) | (OF_IDS if component.policy else {})
+    wanted = {name: (field.dtype, field.shape(count)[1:]) for name, field in fields.items()}
+    stored = {name: (tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in rows.fields.items()}
+    lengths = {len(tensor) if tensor.dim() else -1 for tensor in rows.fields.values()}
+    reason = (
+        ""
+        if wanted == stored and len(lengths) == 1 and -1 not in lengths
+        else "its fields are others"
+    )
+    if not reason and rows.count != count:
+        reason = f"{rows.count} rows where the model has {count}"
+    if reason:
+        raise UserError(
+            f"{place / table_file(component.name)}: not of this model ({reason}); export it again"
+        )
+
+
 def weights(folder: Folder, name: str) -> dict[str, Tensor]:
-    """Returns the tensors of one of a folder's files, mapped; none when the folder has no such file."""
+    """Returns the tensors of one of a folder's files, mapped; none when the folder has no such
+    file.
+    """
     return tensors_of(folder.path / name) if name in folder.manifest["files"] else {}
 
 

@@ -1,4 +1,8 @@
-"""The same model on many ranks: plans, and the tables that a plan puts in the place of a model's own."""
+"""The same model on many ranks: plans, and the tables that a plan puts in the place of a model's
+own.
+
+Imports: data, embeddings, interactions, optimizers and below. Imported by: trained and above.
+"""
 
 from sparrow.sharding.exchange import Codecs
 from sparrow.sharding.layout import (
@@ -14,13 +18,13 @@ from sparrow.sharding.layout import (
     table_wise,
 )
 from sparrow.sharding.plan import plan, summary
-from sparrow.sharding.tables import ShardedTables, shard
+from sparrow.sharding.tables import ShardedExchange, shard
 
 __all__ = [
     "Codecs",
     "Layout",
     "Shard",
-    "ShardedTables",
+    "ShardedExchange",
     "column_wise",
     "data_parallel",
     "grid",

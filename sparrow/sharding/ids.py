@@ -27,7 +27,8 @@ class SentIds:
         ids: bag lengths, then row numbers, as one flat message.
         weights: the weights of the ids, if there are any.
         counts: how many ids this rank has for each job.
-        places_N: job -> the places of its ids in the feature's ids. It has the jobs of sequences cut by rows only.
+        places_N: job -> the places of its ids in the feature's ids. It has the jobs of sequences
+            cut by rows only.
         time: of the last sample of all ranks, NEVER where nobody asks.
     """
 
@@ -44,7 +45,8 @@ class SentIds:
 def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     """Begin to send every rank the bags of its jobs.
 
-    The sizes of the messages are sent first. When they are there (`wait`), the ids themselves leave.
+    The sizes of the messages are sent first. When they are there (`wait`), the ids themselves
+    leave.
 
     Args:
         routes: which rank has which job.
@@ -54,9 +56,10 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     Returns:
         What receives the sizes, lets the ids leave and returns them.
     """
-    world, given = routes.world, ids.lengths
-    assert given is not None and ids.rows is not None
-    lengths_of = given.split(list(ids.rows))
+    world = routes.world
+    lengths = ids.lengths
+    assert lengths is not None and ids.rows is not None
+    lengths_of = lengths.split(list(ids.rows))
     places = {key: k for k, key in enumerate(ids.keys)}
     keys = [places[routes.features[part.feature].name] for part in routes.parts]
     bounds = [(ids.bounds[k], ids.bounds[k + 1]) for k in keys]
@@ -67,34 +70,54 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     if weights_N is not None:
         weights_N = torch.cat([weights_N[low:high] for low, high in bounds])
     bags_J = torch.tensor(rows_G)[routes.group_J]
-    counts_J, places_N = torch.tensor([high - low for low, high in bounds], dtype=torch.int64), dict[int, Tensor]()
+    counts_J = torch.tensor([high - low for low, high in bounds], dtype=torch.int64)
+    places_N: dict[int, Tensor] = {}
     if len(routes.group_J) > len(routes.parts):
-        lengths_B, sent_N, order_N, counts_J, places_N = _cut(routes, rows_G, lengths_B, sent_N, bags_J, counts_J)
+        lengths_B, sent_N, order_N, counts_J, places_N = _cut(
+            routes, rows_G, lengths_B, sent_N, bags_J, counts_J
+        )
         weights_N = None if weights_N is None else weights_N[order_N]
     sent_N = torch.cat([lengths_B, sent_N]).to(routes.index_dtype)
     sizes_R2 = torch.stack([_per_owner(routes, bags_J), _per_owner(routes, counts_J)], 1)
     starts_R2 = _before(sizes_R2) + torch.tensor([0, len(lengths_B)])
     message_N = sent_N[_stretches(starts_R2, sizes_R2, sent_N.device)]
-    numbers, ids_of, counts = sizes_R2.sum(1).tolist(), sizes_R2[:, 1].tolist(), counts_J.tolist()
+    numbers = sizes_R2.sum(1).tolist()
+    ids_of = sizes_R2[:, 1].tolist()
+    counts = counts_J.tolist()
     # a receiver's host then knows all sizes, and waits for no device to count
-    sizes = [[*rows_G, numbers[r], ids_of[r], *counts[slice(*pair)]] for r, pair in enumerate(pairwise(routes.edges))]
+    sizes = [
+        [*rows_G, numbers[r], ids_of[r], *counts[slice(*pair)]]
+        for r, pair in enumerate(pairwise(routes.edges))
+    ]
     time = [NEVER if ids.time is None else ids.time] if "time" in routes.clocks else []
     heads = [[*size, *time] for size in sizes]
     jobs = len(routes.jobs_of(world.rank))
-    here = len(rows_G) + 2 + jobs + len(time)
+    head_size = len(rows_G) + 2 + jobs + len(time)
     flat = torch.tensor(list(chain.from_iterable(heads)))
-    told = world.all_to_all_flat("sizes of ids", flat, [*map(len, heads)], [here] * world.size, lane="ids")
+    begun_heads = world.all_to_all_flat(
+        "sizes of ids", flat, [*map(len, heads)], [head_size] * world.size, lane="ids"
+    )
 
     def leave() -> SentIds:
-        theirs, groups = told.wait().view(-1, here), len(rows_G)
-        their_numbers, their_ids = theirs[:, groups : groups + 2].T.tolist()
+        received = begun_heads.wait().view(-1, head_size)
+        groups = len(rows_G)
+        their_numbers, their_ids = received[:, groups : groups + 2].T.tolist()
         begun = world.all_to_all_flat("ids", message_N, numbers, their_numbers, lane="ids")
         weights = None
         if weights_N is not None:
             weights = world.all_to_all_flat("weights", weights_N, ids_of, their_ids, lane="ids")
-        of_jobs = theirs[:, groups + 2 : groups + 2 + jobs].tolist()
-        latest = int(theirs[:, -1].max()) if time else NEVER
-        return SentIds(theirs[:, :groups].tolist(), their_ids, of_jobs, begun, weights, counts, places_N, latest)
+        job_counts = received[:, groups + 2 : groups + 2 + jobs].tolist()
+        latest = int(received[:, -1].max()) if time else NEVER
+        return SentIds(
+            received[:, :groups].tolist(),
+            their_ids,
+            job_counts,
+            begun,
+            weights,
+            counts,
+            places_N,
+            latest,
+        )
 
     return Pending(leave)
 
@@ -102,8 +125,8 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
 def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> Bags:
     """Receive the ids for the shards here.
 
-    Messages come rank by rank, and within a rank job by job. Lookups want them job by job, and within a job rank by
-    rank.
+    Messages come rank by rank, and within a rank job by job. Lookups want them job by job, and
+    within a job rank by rank.
 
     Args:
         routes: which rank has which job.
@@ -113,10 +136,13 @@ def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> Bags:
     Returns:
         What the shards here look up.
     """
-    world, message_N = routes.world, sent.ids.wait()
-    jobs, device = routes.jobs_of(world.rank), message_N.device
+    world = routes.world
+    message_N = sent.ids.wait()
+    jobs = routes.jobs_of(world.rank)
+    device = message_N.device
     bags_JR = torch.tensor(sent.rows).T[routes.group_J[jobs.start : jobs.stop]]
-    bags_R, ids_R = bags_JR.sum(0), torch.tensor(sent.ids_of)
+    bags_R = bags_JR.sum(0)
+    ids_R = torch.tensor(sent.ids_of)
     ids_at_R = (bags_R + ids_R).cumsum(0) - ids_R
     lengths_B = message_N[_stretches(_before(bags_JR) + ids_at_R - bags_R, bags_JR, device)]
     offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1, dtype=torch.int64)
@@ -143,7 +169,9 @@ def _before(sizes: Tensor) -> Tensor:
 
 
 def _stretches(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
-    """Returns the places of all elements of some stretches, one stretch after the other: int64 [sum of sizes]."""
+    """Returns the places of all elements of some stretches, one stretch after the other: int64 [sum
+    of sizes].
+    """
     starts_S = put(starts.flatten(), device)
     sizes_S = put(sizes.flatten(), device)
     total = int(sizes.sum())
@@ -153,7 +181,9 @@ def _stretches(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
 
 
 def _counts(numbers_N: Tensor, count: int) -> Tensor:
-    """Returns how often each number below `count` occurs. `bincount` would look for the largest, and wait for it."""
+    """Returns how often each number below `count` occurs. `bincount` would look for the largest,
+    and wait for it.
+    """
     return numbers_N.new_zeros(count).index_add_(0, numbers_N, torch.ones_like(numbers_N))
 
 
@@ -163,7 +193,12 @@ def _per_owner(routes: Routes, values_J: Tensor) -> Tensor:
 
 
 def _cut(
-    routes: Routes, rows_G: list[int], lengths_B: Tensor, rows_N: Tensor, bags_J: Tensor, counts_P: Tensor
+    routes: Routes,
+    rows_G: list[int],
+    lengths_B: Tensor,
+    rows_N: Tensor,
+    bags_J: Tensor,
+    counts_P: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[int, Tensor]]:
     """Reorder ids from column shards to jobs.
 
@@ -176,8 +211,8 @@ def _cut(
         counts_P: how many ids each shard has.
 
     Returns:
-        The lengths of every job's bags, rows relative to their blocks, the permutation, how many ids each job has,
-        and `SentIds.places_N`.
+        The lengths of every job's bags, rows relative to their blocks, the permutation, how many
+        ids each job has, and `SentIds.places_N`.
     """
     device = rows_N.device
     parts = routes.parts
@@ -190,12 +225,14 @@ def _cut(
     ends_J = bags_J.cumsum(0)
     block_N = (rows_N // block_rows_N).minimum(put(routes.last_P, device)[part_N])
     job_N = put(routes.job_PM, device)[part_N, block_N]
-    narrow = torch.int16 if len(bags_J) < 1 << 15 else torch.int32  # sorted ten times as fast as int64
+    # sorted ten times as fast as int64
+    narrow = torch.int16 if len(bags_J) < 1 << 15 else torch.int32
     order_N = job_N.to(narrow).argsort(stable=True)
     bag_N += put(ends_J - bags_J, device)[job_N]
     cut_B = _counts(bag_N, int(ends_J[-1]))
     counts_J = _counts(job_N, len(bags_J)).cpu()  # a GPU lets the host wait
-    ends, places_N = counts_J.cumsum(0).tolist(), {}
+    ends = counts_J.cumsum(0).tolist()
+    places_N = {}
     for begin, part in zip((counts_P.cumsum(0) - counts_P).tolist(), parts, strict=True):
         if len(part.jobs) > 1 and routes.features[part.feature].pooling == "none":
             for job in part.jobs:

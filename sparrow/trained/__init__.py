@@ -1,1 +1,5 @@
-"""A run's directory -> the model that it trained, and its scores. Training and serving both stand on it."""
+"""A run's directory -> the model that it trained, and its scores. Training and serving both stand
+on it.
+
+Imports: models, sharding, checkpoint and below. Imported by: training, serving and above.
+"""

@@ -39,40 +39,52 @@ class Scores(Protocol):
         """What its scores pass through."""
         ...
 
+    @property
+    def mixing(self) -> str:
+        """Why a row's score depends on the rows that it is scored with, in words; "" if it does
+        not.
+        """
+        ...
+
     def scores(self, batch: Batch) -> torch.Tensor:
         """Returns probabilities [B, T]."""
         ...
 
 
-def some_batches(dataset: data.Dataset) -> Iterator[Batch]:
+def sample_batches(dataset: data.Dataset) -> Iterator[Batch]:
     """Yields batches of all parts, in the order of time; of MOST rows of each, about."""
     for split in ("train", "valid", "test"):
-        done = 0
+        rows_read = 0
         for batch in dataset.loader(8192, split=split, dedup="off"):
             yield batch
-            done += batch.batch_size
-            if done >= MOST:
+            rows_read += batch.batch_size
+            if rows_read >= MOST:
                 break
 
 
-def scored(found: Scores, dataset: data.Dataset, split: str, told: Progress) -> tuple[Any, ...]:
-    """Returns scores [N, T] and labels [N, T] of a part, and its weights [N] and sessions [N] or None."""
-    kept = [
+def score_split(
+    model: Scores, dataset: data.Dataset, split: str, progress: Progress
+) -> tuple[Any, ...]:
+    """Returns scores [N, T] and labels [N, T] of a part, and its weights [N] and sessions [N] or
+    None.
+    """
+    rows = [
         (scores_BT, batch.labels_BT, batch.weights_B, batch.session_B)
-        for scores_BT, batch in scored_batches(found, dataset, split, told)
+        for scores_BT, batch in score_batches(model, dataset, split, progress)
     ]
-    return tuple(None if of[0] is None else torch.cat(of) for of in zip(*kept, strict=True))
+    columns = zip(*rows, strict=True)
+    return tuple(None if column[0] is None else torch.cat(column) for column in columns)
 
 
-def scored_batches(
-    found: Scores, dataset: data.Dataset, split: str, told: Progress
+def score_batches(
+    model: Scores, dataset: data.Dataset, split: str, progress: Progress
 ) -> Iterator[tuple[torch.Tensor, Batch]]:
     """Yields scores of batches of a part, and the batches; of MOST rows, about."""
-    loader, done = dataset.loader(8192, split=split, dedup="off"), 0
+    rows_scored = 0
     total = min(dataset.rows(split), MOST)
-    for batch in loader:
-        yield found.scores(batch), batch
-        done += batch.batch_size
-        told(f"{split} rows scored", min(done, total), total)
-        if done >= MOST:
+    for batch in dataset.loader(8192, split=split, dedup="off"):
+        yield model.scores(batch), batch
+        rows_scored += batch.batch_size
+        progress(f"{split} rows scored", min(rows_scored, total), total)
+        if rows_scored >= MOST:
             return

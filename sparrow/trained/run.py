@@ -1,4 +1,6 @@
-"""`Run`: the whole of a training job as one tree of plain values; a TOML file and a Python call spell it alike."""
+"""`Run`: the whole of a training job as one tree of plain values; a TOML file and a Python call
+spell it alike.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,16 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 import torch
 
-from sparrow.core.config import Family, from_dict, named, read_toml, to_dict, write_toml
+from sparrow.core.config import Family, OneOf, from_dict, named, read_toml, to_dict, write_toml
 from sparrow.core.errors import UserError, require
 from sparrow.core.files import write_text
 from sparrow.distributed.codecs import Codec, cast
-from sparrow.embeddings import Folder, TableChoices
+from sparrow.embeddings import Placement, TableChoices
 from sparrow.embeddings.components import Mode
-from sparrow.layers import Layers, Precision
-from sparrow.layers.precision import with_recipe
+from sparrow.layers.kinds import Layers
+from sparrow.layers.precision import Precision, with_recipe
 from sparrow.losses import LossConfig, bce
+from sparrow.metrics import monitored
 from sparrow.models import ModelConfig, dcnv2
 from sparrow.optimizers import OptimizerConfig, adam
 from sparrow.trained.calibrators import KINDS
@@ -32,10 +35,11 @@ MOST_AHEAD = 4  # steps
 class Data:
     """path: the prepared log. batch_size: examples per forward, 0 for a choice by the log's size.
 
-    shuffle: else the log's own order is kept; by default a log that was split by time keeps it. dedup: whether equal
-    rows of the schema's groups are looked up once (RecD, arXiv 2211.05239); "auto" where a group's factor pays.
-    id_dropout: column -> share of its known ids that a batch takes for unknown, so that the row of unknown ids learns;
-    by default so many that training has the share of unknown ids of valid. {} is none.
+    shuffle: else the log's own order is kept; by default a log that was split by time keeps it.
+    dedup: whether equal rows of the schema's groups are looked up once (RecD, arXiv 2211.05239);
+    "auto" where a group's factor pays. id_dropout: column -> share of its known ids that a batch
+    takes for unknown, so that the row of unknown ids learns; by default so many that training has
+    the share of unknown ids of valid. {} is none.
     """
 
     path: str
@@ -52,9 +56,11 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A factor on both learning rates: up linearly over warmup_steps, then constant, at the end down to `final`.
+    """A factor on both learning rates: up linearly over warmup_steps, then constant, at the end
+    down to `final`.
 
-    hold: the share of all steps before it goes down (warm-up, stable, decay: MiniCPM, arXiv 2404.06395, section 4).
+    hold: the share of all steps before it goes down (warm-up, stable, decay: MiniCPM, arXiv
+    2404.06395, section 4).
     """
 
     warmup_steps: int = 0
@@ -67,30 +73,36 @@ class Schedule:
         require(least=0, most=1, hold=self.hold, final=self.final)
 
     def factor(self, step: int, total: int) -> float:
-        """Returns the factor for a step. step: 0 <= step < total. total: how many steps the run has."""
+        """Returns the factor for a step. step: 0 <= step < total. total: how many steps the run
+        has.
+        """
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
+        if self.decay == "constant":
+            return 1.0
         begin = max(self.warmup_steps, self.hold * total)
-        done = max(step - begin, 0) / max(total - begin, 1)
-        shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1 + math.cos(math.pi * min(done, 1.0))) / 2}[
-            self.decay
-        ]
-        return self.final + (1 - self.final) * shape if self.decay != "constant" else 1.0
+        share = max(step - begin, 0) / max(total - begin, 1)
+        shape = 1.0 - share
+        if self.decay == "cosine":
+            shape = (1 + math.cos(math.pi * min(share, 1.0))) / 2
+        return self.final + (1 - self.final) * shape
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
     """How the training loop goes.
 
-    epochs, max_steps: whichever ends first. accumulate: batches per step. clip_norm: bound on the global gradient
-    norm, tables included. nonfinite: "skip" leaves a step with a NaN or infinite gradient out (100 in a row stop the
-    run), "stop" ends the run, "off" does not look: a table row then leaves out a gradient whose square is not finite,
-    which nothing counts or tells, but dense weights take it, and one above 1e19 ends what they learn by Adam or
-    AdaGrad. update_mode: of the tables; "auto" is "fused" unless accumulation, clipping or the guard need whole
-    gradients. progressive: report how well each fifth of the first epoch was predicted before it was trained on.
-    evaluate_every: steps between evaluations on the valid part (by default each epoch's end). patience: stop after so
-    many evaluations without a better `monitor`, which is of the first label where there are several. ahead: for so many
-    coming steps, at most 4, rows of tables on an SSD are read before they are needed.
+    epochs, max_steps: whichever ends first. accumulate: batches per step. clip_norm: bound on the
+    global gradient norm, tables included. nonfinite: "skip" leaves a step with a NaN or infinite
+    gradient out (100 in a row stop the run), "stop" ends the run, "off" does not look: a table row
+    then leaves out a gradient whose square is not finite, which nothing counts or tells, but dense
+    weights take it, and one above 1e19 ends what they learn by Adam or AdaGrad. update_mode: of the
+    tables; "auto" is "fused" unless accumulation, clipping or the guard need whole gradients.
+    progressive: report how well each fifth of the first epoch was predicted before it was trained
+    on. evaluate_every: steps between evaluations on the valid part (by default each epoch's end).
+    patience: stop after so many evaluations without a better `monitor`, which is of the first label
+    where there are several. ahead: for so many coming steps, at most 4, rows of tables on an SSD
+    are read before they are needed.
     """
 
     epochs: int = 1
@@ -102,7 +114,7 @@ class Loop:
     progressive: bool = True
     evaluate_every: int | None = None
     patience: int | None = None
-    monitor: Literal["ne", "logloss", "auc", "gauc"] = "ne"
+    monitor: Annotated[str, OneOf(monitored)] = "ne"
     ahead: int = 2
 
     def __post_init__(self) -> None:
@@ -110,10 +122,14 @@ class Loop:
         require(least=1, epochs=self.epochs, max_steps=self.max_steps, accumulate=self.accumulate)
         require(least=1, evaluate_every=self.evaluate_every, patience=self.patience)
         require(above=0, clip_norm=self.clip_norm)
+        if self.monitor not in monitored():
+            raise UserError(
+                f"monitor: {self.monitor!r} is not one of {', '.join(map(repr, monitored()))}"
+            )
         if self.update_mode == "fused" and self._needs_whole_gradients:
             raise UserError(
-                "update_mode: 'fused' updates tables inside backward, too early for accumulate > 1, clip_norm or "
-                "a nonfinite guard; use 'deferred' or 'auto', or nonfinite = 'off'"
+                "update_mode: 'fused' updates tables inside backward, too early for accumulate > 1,"
+                " clip_norm or a nonfinite guard; use 'deferred' or 'auto', or nonfinite = 'off'"
             )
 
     @property
@@ -130,16 +146,22 @@ class Loop:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Where tables live when there are many ranks (`torchrun -m sparrow train`); with one it says nothing.
+    """Where tables live when there are many ranks (`torchrun -m sparrow train`); with one it says
+    nothing.
 
-    plan: "auto", the name of a layout for all tables, or a TOML file, see `sparrow.sharding.plan`. forward, backward:
-    codecs of vectors and of their gradients between ranks. dense: what the dense gradients are rounded to on their way.
-    ranks_per_host: by default as torchrun says. timeout_s: how long a rank waits for the others before it gives up.
+    plan: "auto", the name of a layout for all tables, or a TOML file, see `sparrow.sharding.plan`.
+    forward, backward: codecs of vectors and of their gradients between ranks. dense: what the dense
+    gradients are rounded to on their way. ranks_per_host: by default as torchrun says. timeout_s:
+    how long a rank waits for the others before it gives up.
     """
 
     plan: str = "auto"
-    forward: Annotated[Codec, Family("sparrow.distributed.codecs")] = dataclasses.field(default_factory=cast.Config)
-    backward: Annotated[Codec, Family("sparrow.distributed.codecs")] = dataclasses.field(default_factory=cast.Config)
+    forward: Annotated[Codec, Family("sparrow.distributed.codecs")] = dataclasses.field(
+        default_factory=cast.Config
+    )
+    backward: Annotated[Codec, Family("sparrow.distributed.codecs")] = dataclasses.field(
+        default_factory=cast.Config
+    )
     dense: Literal["fp32", "bf16"] = "fp32"
     ranks_per_host: int | None = None
     timeout_s: float = 600.0
@@ -151,10 +173,12 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """every: steps between checkpoints (the end always gets one). keep: how many of the last, plus the best.
+    """every: steps between checkpoints (the end always gets one). keep: how many of the last, plus
+    the best.
 
-    background: written while training continues, for which tables, or frames of those on an SSD, are in memory twice
-    meanwhile. whole: checkpoints have all rows of tables on an SSD, so that nothing but the run directory is needed.
+    background: written while training continues, for which tables, or frames of those on an SSD,
+    are in memory twice meanwhile. whole: checkpoints have all rows of tables on an SSD, so that
+    nothing but the run directory is needed.
     """
 
     every: int | None = None
@@ -168,7 +192,9 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """every: steps between lines of the run log. tensorboard: also write event files, when it is installed."""
+    """every: steps between lines of the run log. tensorboard: also write event files, when it is
+    installed.
+    """
 
     every: int = 20
     tensorboard: bool = True
@@ -181,25 +207,33 @@ class Log:
 class Run:
     """A training job.
 
-    run_dir: where everything about it is written. model, dense (the optimizer of all but tables, with its lr) and loss:
-    members of their families, picked by name. tables: how they are addressed, stored and trained.
+    run_dir: where everything about it is written. model, dense (the optimizer of all but tables,
+    with its lr) and loss: members of their families, picked by name. tables: how they are
+    addressed, stored and trained.
     layers: biases, norms and activations of any model.
-    threads: CPU threads that share each operation of a step, 0 for a choice by its size, which is then written down,
-    because sums depend on it; loading and judging have threads of their own. device: "cpu", "cuda", "cuda:1", ...
-    precision: of the matrix products, by name or by a recipe file, see docs/precision.md. compile: through
-    torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to begin with
-    what it learnt, see `warm_start`. calibrate: what scores pass through last, fitted to the valid part with the best
-    checkpoint, so that they are right on average: "logistic" or "isotonic". ssd: a folder on an SSD, for the rows of
-    tables whose `tables.tier` needs one.
+    threads: CPU threads that share each operation of a step, 0 for a choice by its size, which is
+    then written down, because sums depend on it; loading and judging have threads of their own.
+    device: "cpu", "cuda", "cuda:1", ... precision: of the matrix products, by name or by a recipe
+    file, see docs/precision.md. compile: through torch.compile, which takes some tens of seconds at
+    the beginning. init_from: the directory of a run to begin with what it learnt, see `warm_start`.
+    calibrate: what scores pass through last, fitted to the valid part with the best checkpoint, so
+    that they are right on average: "logistic" or "isotonic". ssd: a folder on an SSD, for the rows
+    of tables whose `tables.tier` needs one.
     """
 
     run_dir: str
     data: Data
-    model: Annotated[ModelConfig, Family("sparrow.models")] = dataclasses.field(default_factory=dcnv2.Config)
+    model: Annotated[ModelConfig, Family("sparrow.models")] = dataclasses.field(
+        default_factory=dcnv2.Config
+    )
     layers: Layers = dataclasses.field(default_factory=Layers)
     tables: TableChoices = dataclasses.field(default_factory=TableChoices)
-    dense: Annotated[OptimizerConfig, Family("sparrow.optimizers")] = dataclasses.field(default_factory=adam.Config)
-    loss: Annotated[LossConfig, Family("sparrow.losses")] = dataclasses.field(default_factory=bce.Config)
+    dense: Annotated[OptimizerConfig, Family("sparrow.optimizers")] = dataclasses.field(
+        default_factory=adam.Config
+    )
+    loss: Annotated[LossConfig, Family("sparrow.losses")] = dataclasses.field(
+        default_factory=bce.Config
+    )
     schedule: Schedule = Schedule()
     loop: Loop = Loop()
     checkpoint: Checkpoints = Checkpoints()
@@ -223,15 +257,23 @@ class Run:
             device = torch.device(self.device)
             assert device.type in ("cpu", "cuda")
         except (RuntimeError, AssertionError):
-            raise UserError(f"device: {self.device!r} is not one to train on; use cpu or cuda") from None
+            raise UserError(
+                f"device: {self.device!r} is not one to train on; use cpu or cuda"
+            ) from None
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"device: {self.device!r}, but torch sees no CUDA device; use --device cpu")
+            raise UserError(
+                f"device: {self.device!r}, but torch sees no CUDA device; use --device cpu"
+            )
 
     @property
-    def folder(self) -> Folder:
-        """Where tables on an SSD have their rows. No row leaves its frame within the steps at which a run may look."""
-        steps = 1 + MOST_AHEAD
-        return Folder(path=None if self.ssd is None else Path(self.ssd), window=steps * self.loop.accumulate)
+    def placement(self) -> Placement:
+        """Where tables have their rows. No row leaves its frame within the steps at which a run may
+        look.
+        """
+        folder = None if self.ssd is None else Path(self.ssd)
+        return Placement(
+            device=self.device, folder=folder, window=(1 + MOST_AHEAD) * self.loop.accumulate
+        )
 
     def resolved(self, rows: int, in_time_order: bool) -> Run:
         """Returns the same run with every automatic choice made but `threads`.
@@ -242,7 +284,9 @@ class Run:
         """
         loop = dataclasses.replace(self.loop, update_mode=self.loop.table_mode)
         shuffle = not in_time_order if self.data.shuffle is None else self.data.shuffle
-        data = dataclasses.replace(self.data, batch_size=self.data.batch_size or batch_size_for(rows), shuffle=shuffle)
+        data = dataclasses.replace(
+            self.data, batch_size=self.data.batch_size or batch_size_for(rows), shuffle=shuffle
+        )
         return dataclasses.replace(self, loop=loop, data=data)
 
     def save(self, path: Path) -> None:
@@ -251,11 +295,16 @@ class Run:
         write_text(path, write_toml(data, header="A Sparrow run, every choice made."))
 
     @classmethod
-    def load(cls, path: str | Path, overrides: dict[str, Any] | None = None, held: dict[str, Any] | None = None) -> Run:
+    def load(
+        cls,
+        path: str | Path,
+        overrides: dict[str, Any] | None = None,
+        held: dict[str, Any] | None = None,
+    ) -> Run:
         """Returns the run of a TOML file.
 
-        With another member for a family (`model.name`), settings begin from that member's defaults, because the file's
-        were for the old member.
+        With another member for a family (`model.name`), settings begin from that member's defaults,
+        because the file's were for the old member.
 
         Args:
             path: the file.
@@ -270,9 +319,13 @@ class Run:
         try:
             data = read_toml(path) if held is None else held
             data = with_recipe(data, Path(path).parent)
-            return cls._from(_with_files(data, lambda file: str(Path(path).parent / file)), overrides or {})
+            return cls._from(
+                _with_files(data, lambda file: str(Path(path).parent / file)), overrides or {}
+            )
         except UserError as error:
-            raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
+            message = str(error)
+            place = "" if message.startswith(str(path)) else f"{path}: "
+            raise UserError(f"{place}{message}") from None
 
     @classmethod
     def of(cls, prepared: str | Path, overrides: dict[str, Any] | None = None) -> Run:
@@ -286,37 +339,47 @@ class Run:
             UserError: when a setting is wrong.
         """
         path = Path(prepared)
-        return cls._from({"run_dir": f"runs/{path.resolve().name}", "data": {"path": str(path)}}, overrides or {})
+        return cls._from(
+            {"run_dir": f"runs/{path.resolve().name}", "data": {"path": str(path)}}, overrides or {}
+        )
 
     @classmethod
     def _from(cls, data: dict[str, Any], overrides: dict[str, Any]) -> Run:
-        if any(name.startswith(("tables.addressing", "tables.overrides")) for name in overrides):
-            tables = data.get("tables")
-            data = {**data, "tables": {k: v for k, v in tables.items() if k != "sizes"}} if _is_table(tables) else data
-        for name, value in sorted(named(cls, overrides).items(), key=lambda item: not item[0].endswith(".name")):
-            _override(data, name, value)
+        tables = data.get("tables")
+        changes_sizes = ("tables.addressing", "tables.overrides")
+        if _is_table(tables) and any(name.startswith(changes_sizes) for name in overrides):
+            data = {**data, "tables": {k: v for k, v in tables.items() if k != "sizes"}}
+        values = named(cls, overrides)
+        for name in sorted(values, key=lambda name: not name.endswith(".name")):
+            _override(data, name, values[name])
         return from_dict(cls, with_recipe(data, Path()))
 
 
 def _with_files(data: dict[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
-    """Returns what a run file holds with other names for the files that settled addressings of tables read."""
+    """Returns what a run file holds with other names for the files that settled addressings of
+    tables read.
+    """
     tables = data.get("tables")
     if not _is_table(tables) or not _is_table(tables.get("sizes")):
         return data
     moved = dict(tables["sizes"])
-    for name, of in moved.items():
-        if _is_table(of) and isinstance(of.get("file"), str):
-            moved[name] = {**of, "file": named(of["file"])}
+    for name, settled in moved.items():
+        if _is_table(settled) and isinstance(settled.get("file"), str):
+            moved[name] = {**settled, "file": named(settled["file"])}
     return {**data, "tables": {**tables, "sizes": moved}}
 
 
 def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether it is a table of TOML; what else a person wrote there is told where it is converted."""
+    """Whether it is a table of TOML; what else a person wrote there is told where it is
+    converted.
+    """
     return isinstance(value, dict)
 
 
 def batch_size_for(rows: int) -> int:
-    """Returns a power of two between 64 and 4096 that leaves about 400 steps an epoch, if it can."""
+    """Returns a power of two between 64 and 4096 that leaves about 400 steps an epoch, if it
+    can.
+    """
     return min(max(1 << (rows // 400).bit_length(), 64), 4096)
 
 
@@ -327,9 +390,13 @@ def _override(data: dict[str, Any], name: str, value: Any) -> None:
             data[parent] = {"name": data[parent]}
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
-            raise UserError(f"--{name}: {parent} is a value, not a table; see `sparrow train --help` for the names")
+            raise UserError(
+                f"--{name}: {parent} is a value, not a table; see `sparrow train --help` for the"
+                " names"
+            )
     if leaf == "name" and data.get(leaf) != value:
         data.clear()
-    if name == "precision.name" and data.pop("sites", None):  # of the recipe before, and so are weights
+    # of the recipe before, and so are weights
+    if name == "precision.name" and data.pop("sites", None):
         data.pop("weights", None)
     data[leaf] = value

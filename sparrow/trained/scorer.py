@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ import pyarrow as pa
 import torch
 
 from sparrow import checkpoint
-from sparrow.checkpoint.whole import is_current
+from sparrow.checkpoint.current import is_current
 from sparrow.core import Batch
 from sparrow.core.arrays import Float32s
 from sparrow.core.config import Family
 from sparrow.core.errors import UserError
-from sparrow.features.clipped import Clipped
-from sparrow.features.rows import batches
-from sparrow.features.schema import ROLES, Schema
+from sparrow.core.files import MANIFEST
+from sparrow.features.rows import raw_batches
+from sparrow.features.schema import Schema
+from sparrow.features.skew import Skew
 from sparrow.features.transforms import Transforms
-from sparrow.trained.build import build, identity, load_weights, scoring, tables_of
-from sparrow.trained.calibrators import Calibrator, kind_of, load_of_step, passed
+from sparrow.layers.precision import mixing
+from sparrow.trained.build import build, check_features, identity, load_weights, scoring, tables_of
+from sparrow.trained.calibrators import FOLDER as CALIBRATORS
+from sparrow.trained.calibrators import Calibrator, kind_of, passed
 from sparrow.trained.run import Run
 
 
@@ -28,8 +32,9 @@ from sparrow.trained.run import Run
 class Restored:
     """A trained model, ready to score, with what it was trained from.
 
-    calibrators: what its scores pass through last, one for each label, or none. calibrated_on: the fingerprint of the
-    prepared log to whose valid part they were fitted.
+    run: its settings; `data.path` is where the prepared log is now. calibrators: what its scores
+    pass through last, one for each label, or none. calibrated_on: the fingerprint of the prepared
+    log to whose valid part they were fitted.
     """
 
     model: Any  # nn.Module and sparrow.models.Model at once, which the type system cannot say
@@ -44,8 +49,19 @@ class Restored:
         """What the columns mean."""
         return self.transforms.schema
 
+    @property
+    def mixing(self) -> str:
+        """Why a row's score depends on the rows that it is scored with, in words; "" if it does
+        not.
+        """
+        return mixing(self.model, self.run.precision)
+
     def score_rows(
-        self, rows: pa.RecordBatch | pa.Table, batch_size: int = 8192, row0: int = 0, clipped: Clipped | None = None
+        self,
+        rows: pa.RecordBatch | pa.Table,
+        batch_size: int = 8192,
+        row0: int = 0,
+        skew: Skew | None = None,
     ) -> Float32s:
         """Returns probabilities float32 [N, T] of raw rows, in order.
 
@@ -53,19 +69,13 @@ class Restored:
             rows: N rows of a raw log.
             batch_size: rows per forward.
             row0: the first row's number in the log, see `Transforms.transform`.
-            clipped: see `Transforms.transform`.
+            skew: see `Transforms.transform`.
 
         Raises:
             UserError: for rows that cannot be transformed, bad ids and scores that are not finite.
         """
-        columns = self.schema.columns
-        features = (*self.schema.dense, *self.schema.sparse)
-        read = {source for name in features for source in self.schema.sources(name)}
-        roles = {columns[n].source or n for n in self.schema.of_kind(*ROLES)}
-        rows = rows.select([n for n in rows.schema.names if n in read or n not in roles])  # labels may be anything
-        table = self.transforms.transform(rows, training=False, row0=row0, clipped=clipped)
         scores = [torch.empty(0, len(self.schema.labels) or 1)]
-        for i, batch in enumerate(batches(self.schema, table, batch_size)):
+        for i, batch in enumerate(raw_batches(self.transforms, rows, batch_size, row0, skew)):
             scores.append(self.scores(batch, row0 + i * batch_size))
         return torch.cat(scores).numpy()
 
@@ -84,18 +94,15 @@ class Restored:
         scores = score(batch.to(self.run.device)).cpu()
         for tables in tables_of(self.model):
             tables.raise_bad_ids()
-        bad = (~torch.isfinite(scores)).any(1).nonzero()[:, 0].tolist()
-        if bad:
-            name, largest = self._largest(batch, bad[0])
-            raise UserError(
-                f"row {row0 + bad[0]}: its score and {len(bad) - 1} others are not finite; the largest number there is "
-                f"{name} = {largest:g}: mend it, or, if it is an ordinary one, use an earlier --checkpoint than step "
-                f"{self.step}, where the model diverged"
-            )
+        if not torch.isfinite(scores).all():
+            from sparrow.trained import nonfinite_scores  # and then the job ends
+
+            raise nonfinite_scores.error(scores, batch, self.schema, row0, self.step)
         return passed(scores, self.calibrators)
 
     def through(self, log: str, split: str) -> str:
-        """Returns ", KIND" if scores pass through calibrators, and says where these were fitted to the rows scored.
+        """Returns ", KIND" if scores pass through calibrators, and says where these were fitted to
+        the rows scored.
 
         Metrics of such rows are too good. The text is for the name of a row of metrics.
 
@@ -105,18 +112,8 @@ class Restored:
         """
         if not self.calibrators:
             return ""
-        seen = " fitted to these rows" if split == "valid" and log == self.calibrated_on else ""
-        return f", {kind_of(self.calibrators)}{seen}"
-
-    def _largest(self, batch: Batch, row: int) -> tuple[str, float]:
-        """Returns the feature with the number farthest from 0 that the model read of a row, and that number."""
-        numbers = dict(zip(self.schema.numbers, batch.dense_BC[row].tolist(), strict=True)) | {"": 0.0}
-        for name in batch.ids.keys:
-            one = batch.ids[name].expanded()
-            if one.weights_N is not None:
-                weights = one.weights_N[one.offsets_B1[row] : one.offsets_B1[row + 1]].tolist()
-                numbers[f"the weights of {name}"] = max(weights, key=abs, default=0.0)
-        return max(numbers.items(), key=lambda item: abs(item[1]))
+        remark = " fitted to these rows" if split == "valid" and log == self.calibrated_on else ""
+        return f", {kind_of(self.calibrators)}{remark}"
 
     @property
     def name(self) -> str:
@@ -125,9 +122,16 @@ class Restored:
 
 
 def restore(
-    run_dir: str | Path, *, which: str = "best", device: str | None = None, calibrated: bool = True, own: bool = False
+    run_dir: str | Path,
+    *,
+    which: str = "best",
+    device: str | None = None,
+    calibrated: bool = True,
+    own: bool = False,
+    data_dir: str | Path | None = None,
 ) -> Restored:
-    """Returns the model of a run directory, made from its settings and safetensors. Nothing from disk is executed.
+    """Returns the model of a run directory, made from its settings and safetensors. Nothing from
+    disk is executed.
 
     A checkpoint that gets all its rows meanwhile, or is removed by its run, is looked for anew.
 
@@ -136,15 +140,27 @@ def restore(
         which: "best" (by the run's monitor, else the last), "last", or a step number.
         device: such as "cpu" or "cuda"; by default the run's.
         calibrated: whether scores pass through the checkpoint's calibrators, if it has some.
-        own: whether table rows are to change. Then those on an SSD are copied; else they are read where the run has
-            them.
+        own: whether table rows are to change. Then those on an SSD are copied; else they are read
+            where the run has them.
+        data_dir: the prepared log. By default it is the run's. It is looked for where the run's
+            settings say, as seen from here and from each folder that the run's directory is in. So
+            a run is used from anywhere, and run and log may be moved together.
 
     Raises:
-        UserError: when there is no such run or checkpoint, or it cannot be read; see also `load_of_step`.
+        UserError: when there is no such run or checkpoint, or it cannot be read; see also
+            `calibrator_files.load_of_step`.
     """
     run_dir = Path(run_dir)
     if not (run_dir / "run.toml").exists():
-        raise UserError(f"{run_dir}: not a run directory (no run.toml); give the run_dir of a `sparrow train` job")
+        raise UserError(
+            f"{run_dir}: not a run directory (no run.toml); give the run_dir of a `sparrow"
+            " train` job"
+        )
+    if (run_dir / "check.parquet").exists():
+        raise UserError(
+            f"{run_dir}: a model folder, not a run directory; give the run that it was exported"
+            " from"
+        )
     run = Run.load(run_dir / "run.toml", {} if device is None else {"device": device})
     if run.ssd is not None and not Path(run.ssd).is_dir():  # it is on another machine
         run = replace(run, ssd=None, tables=run.tables.in_memory)
@@ -152,11 +168,22 @@ def restore(
     schema = transforms.schema
     directory = run_dir / "checkpoints"
     saved = checkpoint.load(directory, checkpoint.named(directory, which))
-    saved.check(identity(run, schema))
+    expected = identity(run, schema)
+    if "extensions" in saved.identity:  # of which only a run that goes on has to know
+        expected["extensions"] = saved.identity["extensions"]
+    saved.check(expected)
+    check_features(saved, schema)
+    if data_dir is None:
+        data_dir = find_log(run_dir, run.data.path, saved.state.get("data"))
+    run = replace(run, data=replace(run.data, path=str(data_dir)))
     calibrators: tuple[Calibrator, ...] = ()
     log = ""
-    if calibrated:
-        calibrators, log = load_of_step(run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrate)
+    if calibrated and (run.calibrate != "none" or (run_dir / CALIBRATORS).exists()):
+        from sparrow.trained.calibrator_files import load_of_step  # few runs have some
+
+        calibrators, log = load_of_step(
+            run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrate
+        )
     model = build(run, schema)
     try:
         load_weights(model, saved, learns=own)
@@ -165,7 +192,34 @@ def restore(
             raise
         model = None
     if model is None:  # only here nothing holds the first one any more
-        return restore(run_dir, which=which, device=device, calibrated=calibrated, own=own)
+        return restore(
+            run_dir, which=which, device=device, calibrated=calibrated, own=own, data_dir=data_dir
+        )
     return Restored(
-        model=model.eval(), run=run, transforms=transforms, step=saved.step, calibrators=calibrators, calibrated_on=log
+        model=model.eval(),
+        run=run,
+        transforms=transforms,
+        step=saved.step,
+        calibrators=calibrators,
+        calibrated_on=log,
     )
+
+
+def find_log(run_dir: Path, written: str, fingerprint: str | None) -> Path:
+    """Returns where the prepared log of a run is; as its settings say where it is in none of the
+    places.
+
+    Args:
+        run_dir: the run directory.
+        written: `data.path` of its settings.
+        fingerprint: of the log that it was trained on; None takes any.
+    """
+    for folder in (Path(), *run_dir.resolve().parents):
+        place = folder / written
+        if not (place / MANIFEST).is_file():
+            continue
+        if fingerprint is None:
+            return place
+        if fingerprint == hashlib.sha256((place / MANIFEST).read_bytes()).hexdigest():
+            return place
+    return Path(written)

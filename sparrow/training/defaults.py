@@ -21,31 +21,39 @@ SMALL: dict[str, Any] = {
 }
 
 
-def defaults(prepared: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings for a run on a prepared log, by dotted name: those given, and `SMALL` where the log is small.
+def defaults(prepared: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings for a run on a prepared log, by dotted name: those given, and `SMALL` where
+    the log is small.
 
-    With another model, on a GPU, or without valid rows that end the training, a small log is trained like a large one.
-    What begins with another run's weights has that one's model and optimizers, for one epoch if there are no valid
-    rows. Of a member of a family that is given, the settings are its own.
+    With another model, on a GPU, or without valid rows that end the training, a small log is
+    trained like a large one. What begins with another run's weights has that one's model and
+    optimizers, for one epoch if there are no valid rows. Of a member of a family that is given, the
+    settings are its own.
 
     Args:
         prepared: the log.
-        given: settings of a person, by dotted name.
+        settings: settings of a person, by dotted name.
 
     Raises:
         UserError: when it is no prepared log.
     """
-    given = named(Run, given)
+    settings = named(Run, settings)
     rows = data.open(prepared).manifest["rows"]
-    begun = _begun_with(given.get("init_from"))
-    model = given.get("model.name") or begun.get("model.name")
-    is_small = rows["train"] <= SMALL_ROWS and rows["valid"] and given.get("device", "cpu") == "cpu"
+    begun = _begun_with(settings.get("init_from"))
+    model = settings.get("model.name") or begun.get("model.name")
+    is_small = (
+        rows["train"] <= SMALL_ROWS and rows["valid"] and settings.get("device", "cpu") == "cpu"
+    )
     small = SMALL if model == "blend" or (not model and is_small) else {}
-    left_out = [name.removesuffix("name") for name in given if name.endswith(".name")]
+    left_out = [name.removesuffix("name") for name in settings if name.endswith(".name")]
     if not rows["valid"]:
         left_out.append("loop.")  # nothing would say when to stop
-    kept = {name: value for name, value in {**small, **begun}.items() if not name.startswith(tuple(left_out))}
-    return {**kept, **given}
+    chosen = {
+        name: value
+        for name, value in {**small, **begun}.items()
+        if not name.startswith(tuple(left_out))
+    }
+    return {**chosen, **settings}
 
 
 def _begun_with(run_dir: Any) -> dict[str, Any]:
@@ -54,4 +62,8 @@ def _begun_with(run_dir: Any) -> dict[str, Any]:
     if not run_dir or not file.is_file():  # training says what is wrong
         return {}
     leaves = flatten(read_toml(file))
-    return {name: value for name, value in leaves.items() if name.startswith(("model.", "tables.rule.", "dense."))}
+    return {
+        name: value
+        for name, value in leaves.items()
+        if name.startswith(("model.", "tables.rule.", "dense."))
+    }

@@ -1,7 +1,9 @@
-"""Ids that training takes for unknown, so that the row of unknown ids learns for those that are to come.
+"""Ids that training takes for unknown, so that the row of unknown ids learns for those that are to
+come.
 
-Whether an id is dropped is a hash of the run's seed, the table, the step's place in the training and the id: all
-occurrences in a step agree, whatever rank looks them up and whether equal rows are looked up once.
+Whether an id is dropped is a hash of the run's seed, the table, the step's place in the training
+and the id: all occurrences in a step agree, whatever rank looks them up and whether equal rows are
+looked up once.
 """
 
 from __future__ import annotations
@@ -26,26 +28,28 @@ MOST = 0.5  # with a larger one known ids would suffer
 
 
 def default_shares(dataset: Dataset) -> dict[str, float]:
-    """Returns column -> share of its known ids to drop, so that as many are unknown in training as in valid.
+    """Returns column -> share of its known ids to drop, so that as many are unknown in training as
+    in valid.
 
-    Columns with a share of 0 are left out. Where valid is later than training it has new ids, and shares are large.
-    Where rows were drawn at random, shares are 0. Where whole groups were drawn, the new ids are those that do not
-    occur outside of their group.
+    Columns with a share of 0 are left out. Where valid is later than training it has new ids, and
+    shares are large. Where rows were drawn at random, shares are 0. Where whole groups were drawn,
+    the new ids are those that do not occur outside of their group.
     """
-    found = {}
+    shares = {}
     unknown = dataset.manifest["unknown_ids"]
     for name, (bad, ids) in unknown["valid"].items():
         bad_train, ids_train = unknown["train"][name]
         if ids and bad_train < ids_train:
             share = 1 - (1 - bad / ids) / (1 - bad_train / ids_train)
-            found[name] = round(min(share, MOST), 3)
-    return {name: share for name, share in found.items() if share >= LEAST}
+            shares[name] = round(min(share, MOST), 3)
+    return {name: share for name, share in shares.items() if share >= LEAST}
 
 
 class Dropout:
     """Makes batches of training in which some known ids are unknown.
 
-    An id that is dropped in one column is so in all columns of its table with the same share or a larger one.
+    An id that is dropped in one column is so in all columns of its table with the same share or a
+    larger one.
 
     Args:
         shares: column -> which share of its ids to drop, 0 to 1.
@@ -57,7 +61,9 @@ class Dropout:
     """
 
     def __init__(self, schema: Schema, shares: Mapping[str, float], seed: int) -> None:
-        known = [name for name in schema.sparse if is_numbered(schema, str(schema.columns[name].table))]
+        known = [
+            name for name in schema.sparse if is_numbered(schema, str(schema.columns[name].table))
+        ]
         self._shares: dict[str, tuple[float, int]] = {}
         for name, share in shares.items():
             if name not in known:
@@ -76,10 +82,10 @@ class Dropout:
         for k, feature in enumerate(ids.keys):
             if feature in self._shares:
                 share, key = self._shares[feature]
-                mine_N = values_N[ids.bounds[k] : ids.bounds[k + 1]]
+                column_N = values_N[ids.bounds[k] : ids.bounds[k + 1]]
                 key = _mixed(key, (epoch << 40) + number)
-                drawn_N = mix(np.uint64(key) ^ mine_N.numpy().astype(np.uint64)) / 2.0**64
-                mine_N[(mine_N >= FIRST) & torch.from_numpy(drawn_N < share)] = UNKNOWN
+                drawn_N = mix(np.uint64(key) ^ column_N.numpy().astype(np.uint64)) / 2.0**64
+                column_N[(column_N >= FIRST) & torch.from_numpy(drawn_N < share)] = UNKNOWN
         return replace(batch, ids=replace(ids, values_N=values_N))
 
 

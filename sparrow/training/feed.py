@@ -15,7 +15,9 @@ from sparrow.training.dropout import Dropout
 
 @dataclass
 class _Step:
-    """What a step trains on, the loader's position before it, and what a GPU does last to copy it."""
+    """What a step trains on, the loader's position before it, and what a GPU does last to copy
+    it.
+    """
 
     shares: list[Share]
     position: dict[str, int]
@@ -26,39 +28,53 @@ class _Step:
 class Feed:
     """This rank's shares of each step's batches, `accumulate` at a time, on a device.
 
-    A step may look at those of the next. The position is that of what was handed out, not of what was looked at. A
-    GPU copies batches beside what it computes, from pinned memory and on a stream of their own.
-    drop: which known ids become unknown, see `Dropout`.
+    A step may look at those of the next. The position is that of what was handed out, not of what
+    was looked at. A GPU copies batches beside what it computes, from pinned memory and on a stream
+    of their own. drop: which known ids become unknown, see `Dropout`.
     """
 
-    def __init__(self, loader: Loader, accumulate: int, drop: Dropout, device: torch.device) -> None:
+    def __init__(
+        self, loader: Loader, accumulate: int, drop: Dropout, device: torch.device
+    ) -> None:
         self._loader = loader
         self._accumulate = accumulate
         self._drop = drop
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._shares: Iterator[Share] | None = None
-        self._ahead: deque[_Step] = deque()
+        self._queue: deque[_Step] = deque()
+
+    def with_time(self) -> None:
+        """Let batches have the time of their last row, from the first one on."""
+        assert self._shares is None
+        self._loader.with_time()
 
     def peek(self, steps: int = 0) -> list[Share]:
-        """Returns what `take` will return, or what it will `steps` later. A GPU may still be copying it.
+        """Returns what `take` will return, or what it will `steps` later. A GPU may still be
+        copying it.
 
-        It is empty at the end of an epoch. The next epoch is looked at only when this one has been taken.
+        It is empty at the end of an epoch. The next epoch is looked at only when this one has been
+        taken.
         """
-        while len(self._ahead) <= steps:
-            if self._ahead and not self._ahead[-1].shares:
+        while len(self._queue) <= steps:
+            if self._queue and not self._queue[-1].shares:
                 return []
-            position, is_last = self._loader.state_dict(), self._loader.exhausted
+            position = self._loader.state_dict()
+            is_last = self._loader.exhausted
             self._shares = self._loader.shares() if self._shares is None else self._shares
-            shares = [self._made(one) for one in itertools.islice(self._shares, self._accumulate)]
+            shares = [
+                self._for_training(share)
+                for share in itertools.islice(self._shares, self._accumulate)
+            ]
             copied = self._stream.record_event() if self._stream else None
-            self._ahead.append(_Step(shares, position, is_last, copied))
-        return self._ahead[steps].shares
+            self._queue.append(_Step(shares, position, is_last, copied))
+        return self._queue[steps].shares
 
-    def _made(self, share: Share) -> Share:
+    def _for_training(self, share: Share) -> Share:
         """The share that the loader has just given, as it is trained on."""
         position = self._loader.state_dict()
-        step = (position["batch"] - 1) // self._accumulate  # all batches of a step agree, as one large batch would
+        # all batches of a step agree, as one large batch would
+        step = (position["batch"] - 1) // self._accumulate
         batch = self._drop(share.batch, position["epoch"], step)
         return replace(share, batch=self._sent(batch))
 
@@ -67,37 +83,41 @@ class Feed:
         if self._stream is None:
             return batch
         with torch.cuda.stream(self._stream):
-            return batch.each(Tensor.pin_memory).to(self._device, non_blocking=True)
+            return batch.map_tensors(Tensor.pin_memory).to(self._device, non_blocking=True)
 
     def arrive(self) -> None:
-        """Let whatever a GPU does from now on wait for what `take` will return. The host does not wait."""
+        """Let whatever a GPU does from now on wait for what `take` will return. The host does not
+        wait.
+        """
         shares = self.peek()
-        if (copied := self._ahead[0].copied) is None:
+        if (copied := self._queue[0].copied) is None:
             return
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copied)
         for share in shares:
-            share.batch.each(lambda t: _kept(t, current))
+            share.batch.map_tensors(lambda t: _keep_for(t, current))
 
     def take(self) -> list[Share]:
-        """Returns the next step's batches. It is empty at the end of an epoch, after which the next begins."""
+        """Returns the next step's batches. It is empty at the end of an epoch, after which the next
+        begins.
+        """
         self.arrive()
-        found = self._ahead.popleft().shares
-        if not found:
+        shares = self._queue.popleft().shares
+        if not shares:
             self._shares = None
-        return found
+        return shares
 
     @property
     def exhausted(self) -> bool:
         """Whether the epoch has no step left."""
-        return self._ahead[0].is_last if self._ahead else self._loader.exhausted
+        return self._queue[0].is_last if self._queue else self._loader.exhausted
 
     def state_dict(self) -> dict[str, int]:
         """Returns the loader's position, from which the batches come that were not handed out."""
-        return self._ahead[0].position if self._ahead else self._loader.state_dict()
+        return self._queue[0].position if self._queue else self._loader.state_dict()
 
 
-def _kept(t: Tensor, stream: torch.cuda.Stream) -> Tensor:
+def _keep_for(t: Tensor, stream: torch.cuda.Stream) -> Tensor:
     """Keep the memory of a tensor that a stream uses, until it has done so."""
     t.record_stream(stream)
     return t

@@ -1,51 +1,71 @@
-"""The training loop. It knows a model by a step and a function that scores, and tables by their lifecycle."""
+"""The training loop. It knows a model by a step and a function that scores, and tables by their
+lifecycle.
+"""
 
 from __future__ import annotations
 
 import math
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import closing
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparrow import checkpoint, data, kernels
+from sparrow import checkpoint, data, kernels, training
 from sparrow.core import UserError
+from sparrow.core.extensions import adapt_optimizer
 from sparrow.core.files import to_json, write_text
-from sparrow.data.batches.loader import Loader, Share
-from sparrow.distributed import said
-from sparrow.layers import drops
-from sparrow.layers.precision import computed, native
-from sparrow.metrics import evaluate_labels
-from sparrow.optimizers import FewBits
-from sparrow.sharding import summary
-from sparrow.trained.build import identity, load_optimizer, load_weights, scoring, tables_of
-from sparrow.trained.labels import of_first, together
+from sparrow.core.memory import let_go
+from sparrow.data.batches.loader import Loader
+from sparrow.distributed import everywhere, run_on_rank0
+from sparrow.layers.dropout import drops
+from sparrow.layers.precision import computed, mixing, native
+from sparrow.metrics import evaluate_labels, metric_of
+from sparrow.models import MOST_FITTED
+from sparrow.trained.build import fitted_values, identity, scoring, tables_of
+from sparrow.trained.dense import optimizer_to_save, weights_to_save
+from sparrow.trained.labels import first_label_suffix, join_labels
 from sparrow.trained.run import Run
-from sparrow.training.ahead import Ahead
-from sparrow.training.blocks import BlockFiles
-from sparrow.training.calibrated import calibrated
-from sparrow.training.compared import side_by_side
+from sparrow.training.begin import begin_ranks
+from sparrow.training.callbacks import Callbacks, Job, StepRecord, finish
+from sparrow.training.course import Advance, course_of
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
-from sparrow.training.preflight import check_settings, resolved, threads_given_back, with_threads, within_device
-from sparrow.training.profiling import Profiler
+from sparrow.training.group_batches import keep_groups_together
+from sparrow.training.members import callbacks_of
+from sparrow.training.plan import Plan, identities
+from sparrow.training.preflight import (
+    check_settings,
+    resolved,
+    threads_given_back,
+    with_threads,
+    within_device,
+)
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import Held, RunDir
 from sparrow.training.runlog import RunLog
-from sparrow.training.saver import Saver, random_state, set_random_state
-from sparrow.training.seen import Seen, fitted
+from sparrow.training.saver import Saver, random_state
+from sparrow.training.signals import heeding
 from sparrow.training.step import Step
-from sparrow.training.stored import Stored
-from sparrow.training.turnover import in_time
-from sparrow.training.warm import WHOLE, begin, earlier
 
 PATIENCE_NONFINITE = 100
-_STATE = ("step", "epoch", "examples", "skipped", "skipped_in_row", "worse", "best", "best_step", "last_evaluation")
+_STATE = (
+    "step",
+    "epoch",
+    "examples",
+    "skipped",
+    "skipped_in_row",
+    "worse",
+    "best",
+    "best_step",
+    "last_evaluation",
+)
 
 Listener = Callable[[str, dict[str, Any]], None]
 """Told (event, values): "begin", "progress", "evaluation", "note", "end"."""
@@ -56,30 +76,41 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    profile: bool = False,
-    probe: bool = False,
+    options: Collection[str] = (),
     listener: Listener | None = None,
     held: Held | None = None,
 ) -> dict[str, Any]:
-    """Train to the end, or to a SIGTERM. Returns the results, which are also in `run_dir/results.json`.
+    """Train to the end, or to a SIGTERM. Returns the results, which are also in
+    `run_dir/results.json`.
 
     Args:
         run: the settings.
-        resume: go on from the last checkpoint, to bitwise the same weights on the same machine and threads.
+        resume: go on from the last checkpoint, to bitwise the same weights on the same machine and
+            threads.
         overwrite: begin again where another run's files are.
-        profile: write a trace of some steps, see `Profiler`.
-        probe: learn what products look like, see `Probe`. The weights do not depend on it.
+        options: what else is asked for: "profile" writes a trace of some steps, see `Profiler`;
+            "probe" learns what products look like, see `Probe`; "baseline" says that one will be
+            fitted after the training.
         listener: hears how the training goes.
-        held: has the run directory until it is closed, and may have it already; by default this ends with the training.
+        held: has the run directory until it is closed, and may have it already; by default this
+            ends with the training.
 
     Raises:
-        UserError: when settings, log and run directory do not fit together, or the training cannot go on.
+        UserError: when settings, log and run directory do not fit together, or the training cannot
+            go on.
     """
-    ranks = Ranks(run)
-    remedy = "; start it again with --resume, which continues from the last checkpoint, if there is one"
-    with Held() as mine, threads_given_back(), ranks.world.watched(remedy):
-        job = Trainer(run, ranks, resume=resume, overwrite=overwrite, profile=profile, probe=probe, listener=listener)
-        results = calibrated(job.fit(held or mine), run, ranks.world)
+    ranks = begin_ranks(run)
+    remedy = (
+        "; start it again with --resume, which continues from the last checkpoint, if there is one"
+    )
+    with Held() as until_end, threads_given_back(), ranks.world.watched(remedy):
+        job = Trainer(
+            run, ranks, resume=resume, overwrite=overwrite, options=options, listener=listener
+        )
+        results = job.fit(held or until_end)
+        finishing = job.callbacks.finishing
+        del job
+        results = finish(finishing, results)
         ranks.world.end()
     return results
 
@@ -94,111 +125,152 @@ class Trainer:
         *,
         resume: bool = False,
         overwrite: bool = False,
-        profile: bool = False,
-        probe: bool = False,
+        options: Collection[str] = (),
         listener: Listener | None = None,
     ) -> None:
-        self.ranks = ranks = ranks or Ranks(run)
+        self.ranks = ranks = ranks or begin_ranks(run)
         self.listen = listener if listener and ranks.leads else (lambda event, values: None)
         self.dir = RunDir(Path(run.run_dir))
         self.dataset = data.open(run.data.path)
         self.labels = list(self.dataset.schema.labels)
         self.identity = identity(run, self.dataset.schema)
-        self.run, self.saved = self._chosen(run, resume, overwrite, probe)
-        check_settings(run, self.dataset, probe)
-        self._build(profile, probe)
+        self.options = frozenset(options)
+        self.run, self.saved = self._chosen(run, resume, overwrite)
+        check_settings(Plan(run=run, dataset=self.dataset, options=self.options))
+        self._build()
         self._read()
+        job = Job(
+            run=self.run,
+            dataset=self.dataset,
+            model=self.model,
+            optimizer=self.optimizer,
+            tables=self.tables,
+            feed=self.feed,
+            total_steps=self.total_steps,
+            ranks=ranks,
+            dir=self.dir,
+            say=self._say,
+            options=self.options,
+        )
+        self.callbacks = Callbacks(callbacks_of(job))
+        step = Step(self.run, self.model, self.tables, self.optimizer, ranks, self.callbacks)
+        self.course = course_of(job, step)
+        self.callbacks.add(self.course)
         self._count()
 
-    def _chosen(self, run: Run, resume: bool, overwrite: bool, probe: bool) -> tuple[Run, checkpoint.Checkpoint | None]:
-        """Returns the run with every choice made, the same on all ranks, and the checkpoint from which it continues."""
+    def _chosen(
+        self, run: Run, resume: bool, overwrite: bool
+    ) -> tuple[Run, checkpoint.Checkpoint | None]:
+        """Returns the run with every choice made, the same on all ranks, and the checkpoint from
+        which it continues.
+        """
         if resume and overwrite:
-            raise UserError("resume and overwrite: one continues the old run, the other drops it; give one of them")
+            raise UserError(
+                "resume and overwrite: one continues the old run, the other drops it; give one of"
+                " them"
+            )
         ranks = self.ranks
-        if ranks.again.restarted:  # by torchrun, after a rank had died
-            resume, overwrite = True, False
+        if ranks.restart_mark.restarted:  # by torchrun, after a rank had died
+            resume = True
+            overwrite = False
+        if own := identities(Plan(run=run, dataset=self.dataset, options=self.options)):
+            self.identity["extensions"] = own
         saved, settings = self.dir.find(ranks.world, resume, overwrite, self.identity, self.dataset)
         if saved:
-            run = self.dir.continued(run, settings, self._say)
-        run = resolved(run, self.dataset, earlier(run, ranks.world) if run.init_from and not saved else None, self._say)
+            run = training.restart.with_choices(run, settings, self._say)
+        before = None
+        if run.init_from and not saved:
+            before = training.earlier_run.read_settings(RunDir(Path(run.init_from)), ranks.world)
+        run = resolved(run, self.dataset, before, self._say, self.options)
         ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
-        run = with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size, probe)
-        if (told := native(run.precision, torch.device(run.device))) is not None:
-            self._say(f"precision: {told}")
+        size = ranks.world.size
+        per_host = ranks.world.local_size
+        fits = partial(with_threads, run, self.dataset, size, per_host, self.options)
+        run = everywhere(ranks.world, "memory and disks", fits, name_rank=True)
+        for name, note in self.dataset.schema.suspects.items():
+            self._say(f"{name}: {note}")
+        if (remark := native(run.precision, torch.device(run.device))) is not None:
+            self._say(f"precision: {remark}")
         return run, saved
 
-    def _build(self, profile: bool, probe: bool) -> None:
-        """The model, its optimizers and the step."""
-        run, ranks = self.run, self.ranks
+    def _build(self) -> None:
+        """The model and its optimizers."""
+        run = self.run
+        ranks = self.ranks
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
         self.device = torch.device(run.device)
         self.model: Any = ranks.build(run, self.dataset.schema)
         self.model.begin(self.dataset.log_odds())
-        if not self.saved and not run.init_from:
-            self.model.fit(lambda part: self.dataset.first(WHOLE, part), self.dataset.log_odds(), run.seed)
-        if ranks.plan:
-            self._say(f"{ranks.world.size} ranks on {ranks.world.hosts} hosts; tables: {summary(ranks.plan)}")
+        if mixed := mixing(self.model, run.precision):
+            self._say(f"precision: {mixed}")
+        if ranks.layouts:
+            self._say(ranks.layouts)
         self.tables = tables_of(self.model)
         for tables in self.tables:
             tables.mode = run.loop.table_mode
         self.dense = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = run.dense.build(self.dense)
-        self.few_bits = FewBits(self.optimizer, run.precision.weights, run.seed)
+        adapt_optimizer(self.optimizer, run)
         if run.compile:
-            self.model.compile()
+            # else fused kernels leave out casts to bf16
+            self.model.compile(options={"emulate_precision_casts": True})
         self.score = scoring(self.model, run, self.dataset.schema)
-        self.profiler = Profiler(self.dir.path if profile and ranks.leads else None)
-        self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks, probe)
-        self.probe = self.take_step.probe
         self.saver = Saver(ranks.world)
-        self.stored = Stored(ranks.world, self.tables)
-        self.blocks = BlockFiles(ranks.world, run, self.dir, self.tables)
-        self.fitted = fitted(self.tables, run, self.dataset.fingerprint, self._say)
 
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
         run = self.run
-        loader = side_by_side(self._reader("train", shuffle=bool(run.data.shuffle)), run, self.dataset, self._say)
-        self.loader = in_time(loader, self.tables, run, self.dataset)
+        loader = self._reader("train", shuffle=bool(run.data.shuffle))
+        self.loader = keep_groups_together(loader, run, self.dataset, self._say)
         if drops(self.model):
             self.loader.with_rows()
         drop = Dropout(self.dataset.schema, run.data.id_dropout or {}, run.seed)
         self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
-        self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
-        self.ahead = Ahead(run, self.feed, self.tables, self.ranks.world.size, self.total_steps)
-        first = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
-        self.first_epoch = first if run.loop.progressive else 0
+        self.total_steps = min(
+            per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs
+        )
 
     def _count(self) -> None:
-        """Set where the run stands, and what it has seen: see `_STATE`."""
+        """Set where the run stands: see `_STATE`."""
         self.step = self.epoch = self.examples = self.skipped = self.skipped_in_row = self.worse = 0
         self.best: float | None = None
         self.best_step: int | None = None
-        self.kept: int | None = self.saved.step if self.saved else None  # the step of the last checkpoint
+        # the step of the last checkpoint
+        self.saved_step: int | None = self.saved.step if self.saved else None
         self.last_evaluation: dict[str, float] = {}
         self.best_evaluation: dict[str, Any] = {}  # with what the parts of a blend are worth
-        self.seen = Seen(self.ranks.world, self.dataset.schema.split.negatives, self.fitted, self.first_epoch)
-        self.asked: str | None = None  # the signal that came
+        self.signal_name: str | None = None  # the signal that came
         self.stop: str | None = None  # the one that is obeyed
 
-    # -- the loop -----------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def fit(self, held: Held | None = None) -> dict[str, Any]:
-        """Run to the end, to early stopping or to a signal. Returns the results. held: see `train`."""
-        with Held() as mine:
-            token = said(self.ranks.world, "run_dir", lambda: (held or mine).take(self.dir))
+        """Run to the end, to early stopping or to a signal. Returns the results. held: see
+        `train`.
+        """
+        with Held() as until_end:
+            token = run_on_rank0(
+                self.ranks.world, "run_dir", lambda: (held or until_end).take(self.dir)
+            )
             self.dir.check_shared(token, self.ranks.world)
-            mine.enter_context(self.blocks.opened())
+            self.dir.check_writable(self.ranks.world)
+            if self.ranks.leads:
+                self.dir.remove_leftovers()
+            until_end.enter_context(self.callbacks.open())
             if self.saved:
                 self._load(self.saved)
                 self._say(self._goes_on())
             else:
-                begin(self.model, self.optimizer, self.run, self.dataset, self._say, self.ranks.world)
-                self.few_bits.settle()
-            if (self.saved or self.run.init_from) and (rounded := self.stored.rounded()):
-                self._say(rounded)
+                if not self.run.init_from:
+                    log_odds = self.dataset.log_odds()
+                    examples = partial(self.dataset.first, MOST_FITTED)
+                    self.model.fit(examples, log_odds, self.run.seed, self.ranks.run_on_rank0)
+                    let_go()  # a fit's memory is not a step's
+                self.callbacks.initialize()
+                self.callbacks.begin()
+            self.ranks.take_rank0s(self.model, self.optimizer, self._say)
             if self.ranks.leads:
                 checkpoint.clean(self.dir.checkpoints)
             self.ranks.world.barrier("beginning")  # all have read what the first may now drop
@@ -206,34 +278,36 @@ class Trainer:
                 if not self.saved:
                     self.dir.begin(self.dataset, self.run.precision)
                 self.dir.write(self.run)
-                self.ranks.again.begun()
-            with within_device(self.run, self.dataset.schema):
+                self.ranks.restart_mark.write()
+            with within_device(self.run, self.dataset.schema), heeding(self._on_signal):
                 return self._fit()
 
     def _fit(self) -> dict[str, Any]:
-        heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-        old = {s: signal.signal(s, self._on_signal) for s in heard}
         evaluated = self.last_evaluation.get("step") == self.step
-        place, events = self.dir.path if self.ranks.leads else None, self.run.log.tensorboard
-        self.log = RunLog(place, tensorboard=events, step=self.step, evaluated=evaluated)
-        self.listen("begin", {"step": self.step, "total": self.total_steps, "labels": self.labels})
-        self.ranks.world.step, self.ranks.world.stage = self.step, "between steps"
-        if self.run.schedule.warmup_steps >= self.total_steps:
-            text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
-            self._say(f"{text}: the learning rate never gets there; lower it or data.batch_size")
-        self.clock, self.clock_examples = time.perf_counter(), self.examples
-        try:
+        self.log = RunLog(
+            self.dir.path if self.ranks.leads else None,
+            tensorboard=self.run.log.tensorboard,
+            step=self.step,
+            evaluated=evaluated,
+        )
+        self.listen("begin", {"step": self.step, "total": self.course.total, "labels": self.labels})
+        self.ranks.world.step = self.step
+        self.ranks.world.stage = "between steps"
+        if self.run.schedule.warmup_steps >= self.course.total:
+            self._say(
+                f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has"
+                f" {self.course.total} steps: the learning rate never gets there; lower it or"
+                " data.batch_size"
+            )
+        self.clock = time.perf_counter()
+        self.clock_examples = self.examples
+        with closing(self.log):
             if self.step and self._time_to_evaluate():
                 self._evaluate()  # a signal came between the step and its evaluation
             while self.epoch < self.run.loop.epochs and not self._finished():
                 self._epoch()
             self.save()
             self.saver.finish()
-            self.profiler.finish()
-        finally:
-            self.log.close()
-            for number, handler in old.items():
-                signal.signal(number, handler)
         results = self._results()
         self.listen("end", results)
         return results
@@ -241,68 +315,80 @@ class Trainer:
     def _epoch(self) -> None:
         while not self._finished():
             self.ranks.world.step = self.step
-            with self.profiler.part("load"), self.ranks.world.at("load"):
-                micro = self.feed.take()
-            if not micro:
+            advance = self.course.advance(
+                self.step, (self.signal_name is not None, self.saver.waits)
+            )
+            if advance is None:
                 self.epoch += 1
                 return
-            with self.ranks.world.at("computing"):
-                self._train_step(micro)
-            self.profiler.stepped()
+            self.record(advance)
             if self._time_to_log():
                 self._log()
             if self._time_to_evaluate() and not self.stop:
                 self._evaluate()
-            every = self.run.checkpoint.every
-            if every and self.step % every == 0:  # after the evaluation, so that it is part of what is saved
+            save_every = self.run.checkpoint.every
+            # after the evaluation, so that it is part of what is saved
+            if save_every and self.step % save_every == 0:
                 self.save()
 
     def _finished(self) -> bool:
         patience = self.run.loop.patience
-        is_over = self.step >= self.total_steps or (patience is not None and self.worse >= patience)
-        return is_over or self.stop is not None
+        out_of_patience = patience is not None and self.worse >= patience
+        return self._has_learnt() or out_of_patience or self.stop is not None
+
+    def _has_learnt(self) -> bool:
+        return self.course.finished or self.step >= self.course.total
 
     def _goes_on(self) -> str:
-        at, loop = f"step {self.step} of {self.total_steps}", self.run.loop
+        at = f"step {self.step} of {self.course.total}"
+        loop = self.run.loop
         if not self._finished():
             return f"continuing from {at}"
-        ended = "max_steps" if self.total_steps == loop.max_steps else "epochs"
-        ended = "patience" if self.step < self.total_steps else ended
-        return f"the run is over at {at}, so that nothing is trained; it goes on with a larger --loop.{ended}"
+        ended = "max_steps" if self.course.total == loop.max_steps else "epochs"
+        ended = "patience" if self.step < self.course.total else ended
+        return (
+            f"the run is over at {at}, so that nothing is trained; it goes on with a larger"
+            f" --loop.{ended}"
+        )
 
     def _time_to_log(self) -> bool:
-        """Whether to log now: every so many steps. At the end only if enough steps came together to say something."""
-        since = self.step % self.run.log.every
-        return since == 0 or (self.step == self.total_steps and (since == self.step or 2 * since >= self.run.log.every))
+        """Whether to log now: every so many steps. At the end only if enough steps came together to
+        say something.
+        """
+        log_every = self.run.log.every
+        since = self.step % log_every
+        return since == 0 or (
+            self.step == self.course.total and (since == self.step or 2 * since >= log_every)
+        )
 
     def _time_to_evaluate(self) -> bool:
-        every = self.run.loop.evaluate_every
-        due = self.step % every == 0 if every else self.feed.exhausted
-        return due or self.step >= self.total_steps
+        evaluate_every = self.run.loop.evaluate_every
+        due = self.step % evaluate_every == 0 if evaluate_every else self.feed.exhausted
+        return due or self._has_learnt()
 
-    def _train_step(self, micro: list[Share]) -> None:
-        self._set_lr()
-        flags = self.asked is not None, self.saver.waits
-        done = self.take_step(micro, flags, lambda: self.ahead(self.step, micro[-1:]))
-        stops, waiting = done.flags
+    def record(self, advance: Advance) -> None:
+        """Take note of a step that was made, and let the callbacks look at it."""
+        shares = advance.shares
+        outcome = advance.outcome
+        stops, waiting = outcome.flags
         if stops:
-            self.stop = self.asked or "a signal to another rank"
+            self.stop = self.signal_name or "a signal to another rank"
         if waiting == self.ranks.world.size:
-            self.saver.all_wait()
-        with self.profiler.part("look"):
-            self.seen.take(micro, done, self.examples if self.epoch == 0 else None)
-            self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
-            if done.left_out:
-                self._say_left_out(done.norm)
+            self.saver.release()
+        with self.callbacks.stage("look"):
+            record = StepRecord(
+                number=self.step,
+                epoch=self.epoch,
+                examples=self.examples,
+                shares=shares,
+                outcome=outcome,
+            )
+            self.callbacks.after_step(record)
+            self.skipped_in_row = self.skipped_in_row + 1 if outcome.left_out else 0
+            if outcome.left_out:
+                self._say_left_out(outcome.norm)
         self.step += 1
-        self.examples += sum(share.samples for share in micro)
-
-    def _set_lr(self) -> None:
-        factor = self.run.schedule.factor(self.step, self.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.run.dense.lr * factor
-        for tables in self.tables:
-            tables.scale_lr(factor)
+        self.examples += sum(share.samples for share in shares)
 
     def _say(self, text: str) -> None:
         self.listen("note", {"text": text})
@@ -311,65 +397,90 @@ class Trainer:
         self.skipped += 1
         place = f"step {self.step}: the loss or a gradient is not finite (norm {norm})"
         if self.run.loop.nonfinite == "stop" or self.skipped_in_row > PATIENCE_NONFINITE:
-            remedy = "lower the learning rates, clip with --loop.clip_norm, or check the numeric columns"
+            remedy = (
+                "lower the learning rates, clip with --loop.clip_norm, or check the numeric columns"
+            )
             raise UserError(f"{place}; {remedy}")
         self._say(f"{place}; left out")
 
-    # -- looking ------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
 
     def _log(self) -> None:
         now = time.perf_counter()
         rate = (self.examples - self.clock_examples) / max(now - self.clock, 1e-9)
-        self.clock, self.clock_examples = now, self.examples
+        self.clock = now
+        self.clock_examples = self.examples
         for tables in self.tables:
             tables.raise_bad_ids()
         values = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
-        values |= {"lr": self.optimizer.param_groups[0]["lr"], **self.seen.line(), **self.stored.line()}
-        for text in self.stored.crowded():
+        values |= {"lr": self.optimizer.param_groups[0]["lr"], **self.callbacks.log_line()}
+        for text in self.callbacks.notes():
             self._say(text)
         self.log.write("train", self.step, values)
-        self.listen("progress", {"step": self.step, "total": self.total_steps, **values})
+        self.listen("progress", {"step": self.step, "total": self.course.total, **values})
 
     def _evaluate(self) -> None:
         if not self.dataset.rows("valid") or self.last_evaluation.get("step") == self.step:
             return
         kernels.let_go()  # a step's memory is not evaluation's nor a checkpoint's
+        let_go()
+        self.callbacks.before_evaluation()
         self.model.eval()
         with self.ranks.world.at("evaluation"):
-            whole = self.dataset.loader(self.run.data.batch_size, "valid", dedup=self.run.data.dedup)  # on every rank
-            parts = self.model.settle(batch.to(self.device) for batch in whole)
-            mine = (batch.to(self.device) for batch in self._reader("valid"))
-            found = evaluate_labels(self.score, mine, range(len(self.labels)), world=self.ranks.world)
+            # on every rank
+            loader = self.dataset.loader(
+                self.run.data.batch_size, "valid", dedup=self.run.data.dedup
+            )
+            all_batches = (batch.to(self.device) for batch in loader)
+            parts = self.model.weigh_parts(all_batches, self.ranks.run_on_rank0)
+            if parts:
+                self.ranks.take_rank0s(self.model, self.optimizer, self._say)
+            own_batches = (batch.to(self.device) for batch in self._reader("valid"))
+            label_results = evaluate_labels(
+                self.score,
+                own_batches,
+                range(len(self.labels)),
+                world=self.ranks.world,
+                model=self.model,
+            )
         self.model.train()
         for tables in self.tables:
             tables.raise_bad_ids()
-        if any(math.isnan(one["logloss"]) for one in found if one["examples"]):
-            raise self._diverged("the model's scores")
-        values = together(self.labels, found)
+        for result in label_results:  # without a base rate no row of the label counts
+            if math.isnan(result["logloss"]) and not math.isnan(result["base_rate"]):
+                raise self._diverged("the model's scores")
+        values = join_labels(self.labels, label_results)
         self.last_evaluation = {"step": self.step, **values}
         self.log.write("valid", self.step, {"trained": self.examples, **values})
         self.listen("evaluation", self.last_evaluation)
         if self._compare(values[self.run.loop.monitor]):
             self.best_evaluation = {**self.last_evaluation, "parts": parts}
-            self.save(best=True)
-        self.clock, self.clock_examples = time.perf_counter(), self.examples
+            self.save()
+        self.clock = time.perf_counter()
+        self.clock_examples = self.examples
 
-    def _diverged(self, what: str) -> UserError:
-        told = f"step {self.step}: {what} are not finite, the model diverged; lower the learning rates"
-        return UserError(f"{told} and resume from the last checkpoint")
+    def _diverged(self, quantity: str) -> UserError:
+        return UserError(
+            f"step {self.step}: {quantity} are not finite, the model diverged; lower the learning"
+            " rates and resume from the last checkpoint"
+        )
 
     def _compare(self, value: float) -> bool:
-        """Keep the best; count evaluations without a better one. Returns whether this is the best."""
+        """Keep the best; count evaluations without a better one. Returns whether this is the
+        best.
+        """
         monitor = self.run.loop.monitor
         if math.isnan(value):
-            what = f"valid {monitor}{of_first(self.labels)}"
-            self._say(f"step {self.step}: {what} is undefined (one class); it picks no best")
+            metric = f"valid {monitor}{first_label_suffix(self.labels)}"
+            self._say(f"step {self.step}: {metric} is undefined (one class); it picks no best")
             return False
-        value = value if monitor in ("ne", "logloss") else -value
-        value = self.ranks.world.told("which is best", value)  # a last bit may hang on a rank's threads
+        value = metric_of(monitor).cost(value)
+        # a last bit may hang on a rank's threads
+        value = self.ranks.world.broadcast("which is best", value)
         is_better = self.best is None or value < self.best
         if is_better:
-            self.best, self.best_step = value, self.step
+            self.best = value
+            self.best_step = self.step
         self.worse = 0 if is_better else self.worse + 1
         return is_better
 
@@ -386,8 +497,7 @@ class Trainer:
             "valid": self.last_evaluation,
             "best": self.best_evaluation,
             "precision": computed(self.run.precision, self.device),
-            "tables": self.stored.results(),
-            **self.seen.results(),
+            **self.callbacks.results(),
         }
         if self.ranks.leads:
             write_text(self.dir.path / "results.json", to_json(results, indent=1))
@@ -395,65 +505,82 @@ class Trainer:
 
     def _reader(self, split: str, shuffle: bool = False) -> Loader:
         """Returns a loader of this rank's share of a part's batches."""
-        of, share = self.run.data, {"rank": self.ranks.world.rank, "ranks": self.ranks.world.size}
-        return self.dataset.loader(of.batch_size, split, shuffle, self.run.seed, of.dedup, **share)
+        settings = self.run.data
+        return self.dataset.loader(
+            settings.batch_size,
+            split,
+            shuffle,
+            self.run.seed,
+            settings.dedup,
+            rank=self.ranks.world.rank,
+            ranks=self.ranks.world.size,
+        )
 
-    # -- stopping and resuming ----------------------------------------------------------------------------------
+    # -- stopping and resuming ---------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self.asked = signal.Signals(number).name
+        self.signal_name = signal.Signals(number).name
         if self.ranks.world.size == 1:  # else all stop after the same step
-            self.stop = self.asked
+            self.stop = self.signal_name
 
-    def save(self, best: bool = False) -> None:
-        """Write a checkpoint of now, unless there is one. best: it is the best so far."""
+    def save(self) -> None:
+        """Write a checkpoint of now. If there is one, only what is known of it since is written."""
         for tables in self.tables:
             tables.raise_bad_ids()  # what they changed is never saved
-        if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
+        if self.run.loop.nonfinite != "off" and not all(
+            bool(p.isfinite().all()) for p in self.dense
+        ):
             raise self._diverged("dense weights")  # never saved over ones that work
+        is_new = self.saved_step != self.step
+        if is_new:  # a run that goes on from here has these on all ranks
+            self.ranks.take_rank0s(self.model, self.optimizer, self._say)
         state = {name: getattr(self, name) for name in (*_STATE, "best_evaluation")}
         state |= {"loader": self.feed.state_dict(), "data": self.dataset.fingerprint}
+        state |= self.callbacks.before_save(self.step)
+        state["features"] = fitted_values(self.dataset.schema)
         parts: dict[str, dict[str, Tensor]] = {
-            "dense": self.model.state_dict(),
-            "optimizer": {
-                f"{index}.{name}": value
-                for index, values in self.optimizer.state_dict()["state"].items()
-                for name, value in values.items()
-                if value is not None
-            },
-            "random": random_state(self.device),
-            "progressive": self.seen.state() | self.stored.state(),
+            "dense": weights_to_save(self.model, self.ranks.world),
+            "optimizer": optimizer_to_save(self.model, self.optimizer, self.ranks.world),
         }
-        chunks: Iterable[Any] = self.blocks.saved()
-        is_new = self.kept != self.step
-        self.kept = self.step  # asked of memory: ranks may see the folder differently
-        self.probe.save(self.dir.path, self.step)
-        known: dict[str, Any] = {"identity": self.identity, "state": state, "keep": self.run.checkpoint.keep}
-        step, world, background = self.step, self.ranks.world, self.run.checkpoint.background
+        progressive = self.callbacks.state_dict()  # on all ranks: members may wait for each other
+        if self.ranks.leads:
+            parts |= {"random": random_state(self.device), "progressive": progressive}
+        chunks: Iterable[Any] = chain(
+            *(tables.saved() for tables in self.tables), self.callbacks.pieces()
+        )
+        self.saved_step = self.step  # asked of memory: ranks may see the folder differently
+        known: dict[str, Any] = {
+            "identity": self.identity,
+            "state": state,
+            "keep": self.run.checkpoint.keep,
+        }
+        step = self.step
+        world = self.ranks.world
+        background = self.run.checkpoint.background
         if background and is_new:
             chunks = [chunk.copied() for chunk in chunks]
-            parts = {name: {n: t.clone() for n, t in part.items()} for name, part in parts.items()}
+            for name, part in parts.items():
+                parts[name] = {key: tensor.clone() for key, tensor in part.items()}
 
-        def work(all_written: Callable[[], None]) -> None:
+        def work(wait_for_ranks: Callable[[], None]) -> None:
             if is_new:
-                team = checkpoint.Team(rank=world.rank, ranks=world.size, all_written=all_written)
-                checkpoint.save(self.dir.checkpoints, step, parts=parts, chunks=chunks, team=team, **known)
-            if best and self.ranks.leads:
-                checkpoint.mark_best(self.dir.checkpoints, step)
+                team = checkpoint.Team(
+                    rank=world.rank, ranks=world.size, all_written=wait_for_ranks
+                )
+                checkpoint.save(
+                    self.dir.checkpoints, step, parts=parts, chunks=chunks, team=team, **known
+                )
+            elif self.ranks.leads:
+                checkpoint.update_state(self.dir.checkpoints, step, state)
 
         self.saver.save(work, background)
-        self.blocks.keep(step)
+        self.callbacks.after_save(step)
 
     def _load(self, saved: checkpoint.Checkpoint) -> None:
-        load_weights(self.model, saved)
-        load_optimizer(self.optimizer, saved)
-        set_random_state(saved.part("random"), self.device)
-        self.probe.load(self.dir.path, saved.step, self._say)
-        self.seen.load(saved)
-        self.stored.load(saved)
+        training.restart.load(saved, self.model, self.optimizer, self.device)
+        self.callbacks.load(saved)
         for name in _STATE:
             setattr(self, name, saved.state[name])
-        self.best_evaluation = saved.state.get("best_evaluation", {})  # earlier checkpoints have none
+        # earlier checkpoints have none
+        self.best_evaluation = saved.state.get("best_evaluation", {})
         self.loader.load_state_dict(saved.state["loader"])
-        if self.best_step == self.step and self.ranks.leads:  # a kill may have come between the checkpoint and its mark
-            checkpoint.mark_best(self.dir.checkpoints, self.step)

@@ -1,4 +1,6 @@
-"""A run's directory: who may write there, what a run begins with and from which checkpoint it continues."""
+"""A run's directory: who may write there, what a run begins with and from which checkpoint it
+continues.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,20 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from sparrow import checkpoint
 from sparrow.core import UserError
-from sparrow.core.config import differences, flatten, to_dict
-from sparrow.core.files import PATIENCE_S, cannot_write, comes_into_view, whole
+from sparrow.core.config import to_dict
+from sparrow.core.extensions import modules_elsewhere
+from sparrow.core.files import PATIENCE_S, cannot_write, comes_into_view, replace_file
+from sparrow.core.workplace import clean
 from sparrow.data.batches.dataset import Dataset
-from sparrow.distributed import World, check_same, everywhere, said
+from sparrow.distributed import World, everywhere, run_on_rank0
 from sparrow.features.schema import Schema
 from sparrow.layers.precision import AUTO_FILE, Precision, is_recipe_of
 from sparrow.trained.build import check_schema
@@ -40,15 +44,20 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
 
     def find(
-        self, world: World, resume: bool, overwrite: bool, identity: Mapping[str, Any], dataset: Dataset
+        self,
+        world: World,
+        resume: bool,
+        overwrite: bool,
+        identity: Mapping[str, Any],
+        dataset: Dataset,
     ) -> tuple[checkpoint.Checkpoint | None, dict[str, Any]]:
         """Returns the checkpoint to go on from and the settings of its run, by dotted name.
 
         Rank 0 looks and all do as it says, because ranks may see a shared folder differently.
 
         Raises:
-            UserError: for a run that is in the way, for another one's checkpoint, and when a rank does not come to see
-                it.
+            UserError: for a run that is in the way, for another one's checkpoint, and when a rank
+                does not come to see it.
         """
 
         def look() -> dict[str, Any] | None:
@@ -58,36 +67,26 @@ class RunDir:
             self.check(saved, identity, dataset)
             return {"step": saved.step, "settings": to_dict(Run.load(self.path / "run.toml"))}
 
-        found = said(world, "where to go on", look)
-        return (None, {}) if found is None else (self._see(found["step"], world), found["settings"])
-
-    def best(self, world: World) -> checkpoint.Checkpoint:
-        """Returns the best checkpoint, else the last, as rank 0 sees it.
-
-        Raises:
-            UserError: when there is none, or ranks have others.
-        """
-
-        def look() -> int:
-            return checkpoint.load(self.checkpoints, checkpoint.latest(self.checkpoints, best=True)).step
-
-        step = said(world, "init_from", look)
-        saved = self._see(step, world)
-        check_same(world, "init_from", {"init_from": saved.fingerprint[:12]})
-        return saved
+        earlier = run_on_rank0(world, "where to go on", look)
+        return (
+            (None, {})
+            if earlier is None
+            else (self.see_checkpoint(earlier["step"], world), earlier["settings"])
+        )
 
     def _look(self, resume: bool, overwrite: bool) -> checkpoint.Checkpoint | None:
         """The checkpoint to go on from; UserError rather than mix two runs in one directory."""
-        found = checkpoint.latest(self.checkpoints)
-        if found is None or overwrite:
+        step = checkpoint.latest(self.checkpoints)
+        if step is None or overwrite:
             return None
         if not resume:
             raise UserError(
-                f"{self.path}: holds a run up to step {found}; add --resume, --overwrite or another --run_dir"
+                f"{self.path}: holds a run up to step {step}; add --resume, --overwrite or another"
+                " --run_dir"
             )
-        return checkpoint.load(self.checkpoints, found)
+        return checkpoint.load(self.checkpoints, step)
 
-    def _see(self, step: int, world: World) -> checkpoint.Checkpoint:
+    def see_checkpoint(self, step: int, world: World) -> checkpoint.Checkpoint:
         """Returns the checkpoint that rank 0 named.
 
         Raises:
@@ -97,50 +96,61 @@ class RunDir:
 
         def look() -> checkpoint.Checkpoint:
             if world.rank:
-                self._await(folder / "manifest.json", world)
+                self.await_file(folder / "manifest.json", world)
             saved = checkpoint.load(self.checkpoints, step)
             for file in saved.files if world.rank else ():
-                self._await(folder / file, world)
+                self.await_file(folder / file, world)
             return saved
 
         return everywhere(world, "where to go on", look)
 
-    def see(self, what: str, world: World, find: Callable[[], list[Path]]) -> None:
-        """Wait for the files that `find` returns on rank 0.
-
-        Args:
-            what: the name of the files, for errors.
-            world: the ranks.
-            find: looks for the files.
-
-        Raises:
-            UserError: when a rank does not come to see one.
-        """
-        names = said(world, what, lambda: [str(path.relative_to(self.path)) for path in find()])
-
-        def look() -> None:
-            for name in names:
-                self._await(self.path / name, world)
-
-        everywhere(world, what, look)
-
     def check_shared(self, token: str, world: World) -> None:
-        """Check that all ranks share the directory. token: what the lock holds that rank 0 has made.
+        """Check that all ranks share the directory. token: what the lock holds that rank 0 has
+        made.
 
         Raises:
             UserError: when a rank does not come to see this lock.
         """
-        everywhere(world, "run_dir", lambda: self._await(self.path / LOCK, world, token))
+        everywhere(world, "run_dir", lambda: self.await_file(self.path / LOCK, world, token))
 
-    def _await(self, path: Path, world: World, text: str | None = None) -> None:
+    def check_writable(self, world: World) -> None:
+        """Check that every rank can write where all will write checkpoints, with a file that goes
+        away again.
+
+        Raises:
+            UserError: on every rank, when one cannot. It names that rank.
+        """
+
+        def write() -> None:
+            for folder in (self.path, self.checkpoints):
+                file = folder / f".written-by-rank-{world.rank}"
+                try:
+                    if folder.exists():
+                        _write_and_remove(file)
+                except OSError as error:
+                    remedy = "give its user the right to, make room, or choose another --run_dir"
+                    raise UserError(
+                        f"{folder}: cannot be written ({error.strerror or error}); {remedy}"
+                    ) from None
+
+        everywhere(world, "run_dir", write, name_rank=True)
+
+    def await_file(self, path: Path, world: World, text: str | None = None) -> None:
+        """Wait for a file that rank 0 sees. text: what it holds, if it is to hold something.
+
+        Raises:
+            UserError: when this rank does not come to see it.
+        """
         patience_s = min(PATIENCE_S, world.timeout.total_seconds() / 2)  # the others wait meanwhile
         if not comes_into_view(path, patience_s, text):
             raise UserError(
-                f"{path}: rank 0 sees it, and rank {world.rank} has not for {patience_s:g} s; use a folder that all "
-                "ranks share"
+                f"{path}: rank 0 sees it, and rank {world.rank} has not for {patience_s:g} s; use a"
+                " folder that all ranks share"
             )
 
-    def check(self, saved: checkpoint.Checkpoint, identity: Mapping[str, Any], dataset: Dataset) -> None:
+    def check(
+        self, saved: checkpoint.Checkpoint, identity: Mapping[str, Any], dataset: Dataset
+    ) -> None:
         """Check that a checkpoint is of this model and this log.
 
         Raises:
@@ -148,41 +158,19 @@ class RunDir:
         """
         check_schema(Schema.load(self.path / "schema.toml"), dataset.schema, dataset.path)
         convert = f"begin another run_dir with --init_from {self.path}, which converts table rows"
-        converted = ("format", "state", "fraction", "bytes", "policy", "protect")  # the last four are of the cache
+        # the last four are of the cache
+        converted = ("format", "state", "fraction", "bytes", "policy", "protect")
         saved.check(identity, dict.fromkeys(converted, convert))
         if saved.state.get("data") != dataset.fingerprint:
             raise UserError(
-                f"{dataset.path}: the prepared log is not the one that this run began with; prepare it as it was, "
-                "or begin a new run"
+                f"{dataset.path}: the prepared log is not the one that this run began with; prepare"
+                " it as it was, or begin a new run"
             )
 
-    def continued(self, run: Run, old: Mapping[str, Any], say: Callable[[str], None]) -> Run:
-        """Returns `run` with the automatic choices that its beginning made.
-
-        Args:
-            run: the settings of now.
-            old: what `run.toml` holds.
-            say: is told what else changed.
-        """
-        run = dataclasses.replace(run, tables=dataclasses.replace(run.tables, sizes=old["tables"].get("sizes", {})))
-        run.precision.check_goes_on(old.get("precision", {}))
-        old = flatten(old)
-        loop, data = run.loop, run.data
-        if loop.update_mode == "auto":
-            loop = dataclasses.replace(loop, update_mode=old["loop.update_mode"])
-        shuffle = old["data.shuffle"] if data.shuffle is None else data.shuffle
-        data = dataclasses.replace(data, batch_size=data.batch_size or old["data.batch_size"], shuffle=shuffle)
-        if data.id_dropout is None:
-            dropped = {name: share for name, share in old.items() if name.startswith("data.id_dropout.")}
-            shares = {name.removeprefix("data.id_dropout."): share for name, share in dropped.items()}
-            data = dataclasses.replace(data, id_dropout=shares)
-        run = dataclasses.replace(run, threads=run.threads or old["threads"], loop=loop, data=data)
-        for name, now, then in differences(to_dict(run), old):
-            say(f"resumed with {name} = {now}, it was {then}")
-        return run
-
     def begin(self, dataset: Dataset, precision: Precision) -> None:
-        """Drop what an earlier run left, and keep what rows must pass to be scored. precision: of the run."""
+        """Drop what an earlier run left, and keep what rows must pass to be scored. precision: of
+        the run.
+        """
         self.clear(precision)
         dataset.transforms.save(self.path)
 
@@ -197,6 +185,11 @@ class RunDir:
         for name in ("tensorboard", CALIBRATORS):
             shutil.rmtree(self.path / name, ignore_errors=True)
 
+    def remove_leftovers(self) -> None:
+        """Remove the hidden folders of a search or of `--precision auto` that was killed here."""
+        with suppress(OSError):  # they are in nobody's way
+            clean(self.path, forget)
+
     def require_free(self, overwrite: bool) -> None:
         """Check that no run is in the way, or that it may be dropped.
 
@@ -205,34 +198,29 @@ class RunDir:
         """
         self._look(False, overwrite)
 
-    def take(self, other: Path) -> None:
-        """Move the files of a run made elsewhere to here, the checkpoints last: without these there is no run."""
-        self.clear(Run.load(other / "run.toml").precision)
-        files = [path for path in other.iterdir() if path.name != LOCK]
-        for path in sorted(files, key=lambda path: path.name == self.checkpoints.name):
-            mine = self.path / path.name
-            if mine.is_dir():
-                shutil.rmtree(mine)
-            os.replace(path, mine)
-
     def write(self, run: Run) -> None:
-        """Write the settings. A run that was to have calibrators, and is to have none any more, loses them."""
+        """Write the settings. A run that was to have calibrators, and is to have none any more,
+        loses them.
+        """
         file = self.path / "run.toml"
-        if run.calibrate == "none" and (self.path / CALIBRATORS).exists() and Run.load(file).calibrate != "none":
-            shutil.rmtree(self.path / CALIBRATORS)
+        folder = self.path / CALIBRATORS
+        if run.calibrate == "none" and folder.exists() and Run.load(file).calibrate != "none":
+            shutil.rmtree(folder)
         self.with_maps(run).save(file)
 
     def with_maps(self, run: Run) -> Run:
-        """Returns the run with the files that addressings of tables read copied into the directory."""
+        """Returns the run with the files that addressings of tables read copied into the
+        directory.
+        """
         sizes = {}
         for table, settled in run.tables.sizes.items():
             if "file" in settled:
-                mine = self.path / "maps" / quote(table, safe="")
-                mine.parent.mkdir(exist_ok=True)
-                if not mine.exists() or not mine.samefile(settled["file"]):
-                    with whole(mine) as partial:
+                map_file = self.path / "maps" / quote(table, safe="")
+                map_file.parent.mkdir(exist_ok=True)
+                if not map_file.exists() or not map_file.samefile(settled["file"]):
+                    with replace_file(map_file) as partial:
                         shutil.copyfile(settled["file"], partial)
-                settled = {**settled, "file": str(mine)}
+                settled = {**settled, "file": str(map_file)}
             sizes[table] = settled
         return dataclasses.replace(run, tables=dataclasses.replace(run.tables, sizes=sizes))
 
@@ -248,9 +236,19 @@ class RunDir:
         if (self.path / "manifest.json").exists():
             raise UserError(f"{self.path}: is a prepared log; choose another --run_dir")
         if not any((self.path / name).exists() for name in (LOCK, "run.toml")):
-            for name in ("schema.toml", "vocabulary", "maps", "checkpoints", "tensorboard", CALIBRATORS, *MADE):
+            for name in (
+                "schema.toml",
+                "vocabulary",
+                "maps",
+                "checkpoints",
+                "tensorboard",
+                CALIBRATORS,
+                *MADE,
+            ):
                 if (self.path / name).exists():
-                    raise UserError(f"{self.path}: no run's, and holds {name}; choose another --run_dir")
+                    raise UserError(
+                        f"{self.path}: no run's, and holds {name}; choose another --run_dir"
+                    )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = open(self.path / LOCK, "a", encoding="utf-8")  # noqa: SIM115 - closed below
@@ -270,13 +268,33 @@ class RunDir:
             yield token
 
 
+def forget(run_dir: Path) -> None:
+    """Remove what a run has outside its directory, which is about to be removed."""
+    for module in modules_elsewhere(run_dir):
+        module.forget(run_dir)
+
+
+def _write_and_remove(file: Path) -> None:
+    """Write as much as a full disk would refuse, and remove it."""
+    try:
+        with open(file, "wb") as opened:
+            opened.write(bytes(4096))
+            opened.flush()
+            os.fsync(opened.fileno())
+    finally:
+        with suppress(OSError):
+            file.unlink()
+
+
 class Held(ExitStack):
     """Has a run's directory for this process alone until it is closed."""
 
     token: str | None = None
 
     def take(self, dir: RunDir) -> str:
-        """Take the directory, unless it was taken before. Returns what its lock holds, see `RunDir.locked`."""
+        """Take the directory, unless it was taken before. Returns what its lock holds, see
+        `RunDir.locked`.
+        """
         if self.token is None:
             self.token = self.enter_context(dir.locked())
         return self.token

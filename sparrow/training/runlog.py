@@ -1,4 +1,6 @@
-"""What a run writes about itself: `log.jsonl`, one JSON object a line, and TensorBoard events when installed."""
+"""What a run writes about itself: `log.jsonl`, one JSON object a line, and TensorBoard events when
+installed.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,20 @@ class RunLog:
         UserError: when the disk is full.
     """
 
-    def __init__(self, run_dir: Path | None, *, tensorboard: bool, step: int, evaluated: bool) -> None:
+    def __init__(
+        self, run_dir: Path | None, *, tensorboard: bool, step: int, evaluated: bool
+    ) -> None:
         self._file: Any = None
         self._events: Any = None
         if run_dir is None:
             return
         self._path = run_dir / "log.jsonl"
-        kept = [
-            r for r in read(run_dir) if r["step"] < step or (r["step"] == step and (evaluated or r["event"] == "train"))
+        records = [
+            r
+            for r in read(run_dir)
+            if r["step"] < step or (r["step"] == step and (evaluated or r["event"] == "train"))
         ]
-        write_text(self._path, "".join(to_json(record) + "\n" for record in kept))
+        write_text(self._path, "".join(to_json(record) + "\n" for record in records))
         self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - kept open for the run
         if tensorboard and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -84,6 +90,8 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
 def _parse(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-        return record if isinstance(record["step"], int) and isinstance(record["event"], str) else None
+        return (
+            record if isinstance(record["step"], int) and isinstance(record["event"], str) else None
+        )
     except (ValueError, KeyError, TypeError):
         return None

@@ -7,11 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparrow.checkpoint.pieces import removed
+from sparrow.checkpoint.removal import removed
 from sparrow.distributed import World
 
 Work = Callable[[Callable[[], None]], None]
-"""Saves; calls what it is given when this rank's files are written, which comes back when everyone's are."""
+"""Saves; calls what it is given when this rank's files are written, which comes back when
+everyone's are.
+"""
 
 
 class Saver:
@@ -36,7 +38,9 @@ class Saver:
             return
         self._written = threading.Event()
         self._everyone = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True, name="checkpoint")
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), daemon=True, name="checkpoint"
+        )
         self._thread.start()
 
     @property
@@ -46,12 +50,14 @@ class Saver:
             return False
         return self._written.is_set() and not self._everyone.is_set()
 
-    def all_wait(self) -> None:
-        """Call it when the files of all ranks are written."""
+    def release(self) -> None:
+        """Let the checkpoint get its name: the files of all ranks are written."""
         self._everyone.set()
 
     def finish(self) -> None:
-        """Wait until the checkpoint that is under way has its name, and old ones are gone. Raises what went wrong."""
+        """Wait until the checkpoint that is under way has its name, and old ones are gone. Raises
+        what went wrong.
+        """
         if self._thread is not None:
             self._written.wait()
             if self._error is None and not self._everyone.is_set():
@@ -59,7 +65,8 @@ class Saver:
                 self._everyone.set()
             self._thread.join()
             self._thread = None
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             if error is not None:
                 raise error
             self._world.barrier("checkpoint")

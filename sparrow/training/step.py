@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,31 +14,10 @@ from torch.optim import Optimizer
 
 from sparrow.data.batches.loader import Share
 from sparrow.embeddings import EmbeddingTables
-from sparrow.layers import computing
+from sparrow.layers.precision import computing
 from sparrow.trained.run import Run
-from sparrow.training.probe import Probe
-from sparrow.training.profiling import Profiler
+from sparrow.training.callbacks import Callback, Outcome
 from sparrow.training.ranks import Ranks
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a step found.
-
-    Args:
-        scores: the probabilities of this rank's share of each batch before the step, [B, T], on the host. None where a
-            rank's are not finite.
-        losses: float64 [2], the sums of loss * mass and of mass.
-        norm: of all gradients together, or None when nobody asks.
-        left_out: whether the step changed nothing.
-        flags: how many ranks raised each.
-    """
-
-    scores: list[Tensor | None]
-    losses: Tensor
-    norm: float | None
-    left_out: bool
-    flags: list[float]
 
 
 class Step:
@@ -50,71 +29,77 @@ class Step:
         model: Any,
         tables: Sequence[EmbeddingTables],
         optimizer: Optimizer,
-        profiler: Profiler,
         ranks: Ranks,
-        probe: bool = False,
+        callbacks: Callback,
     ) -> None:
         self.learn = ranks.learner(model, run)
+        self.model = model
         self.ranks = ranks
         self.tables = tables
         self.optimizer = optimizer
-        self.part = profiler.part
+        self.callbacks = callbacks
         self.loop = run.loop
         self.precision = run.precision
         self.device = torch.device(run.device)
         self.dense = [p for group in optimizer.param_groups for p in group["params"]]
-        self.probe = Probe(model.model if probe else None, run.data.batch_size, ranks.world)
 
-    def __call__(
-        self,
-        micro: Sequence[Share],
-        flags: tuple[bool, bool],
-        ahead: Callable[[], None],
-    ) -> Outcome:
-        """Train on the mean over all examples of these batches, or leave them out when it is not finite.
+    def __call__(self, shares: Sequence[Share], step: int, flags: tuple[bool, bool]) -> Outcome:
+        """Trains on the mean over all examples of these batches, or leaves them out when it is not
+        finite.
 
-        Returns what the step found.
+        The callbacks look ahead before the last forward, so that ids leave early and reads of an
+        SSD have all of the step, but where a GPU is to have its work first.
 
         Args:
-            micro: this rank's shares of the step's batches.
-            flags: whether this rank was asked to stop, and whether its checkpoint waits for the others'.
-            ahead: looks at the next step's batches. It is called before the last forward, so that ids leave early and
-                reads of an SSD have all of the step, but where a GPU is to have its work first.
+            shares: this rank's shares of the step's batches.
+            step: its number.
+            flags: whether this rank was asked to stop, and whether its checkpoint waits for the
+                others'.
         """
+        stage = self.callbacks.stage
         is_late = self.ranks.world.size == 1 and self.device.type != "cpu"
-        own_masses = [share.batch.mass for share in micro]
-        total = sum(share.mass for share in micro) or 1.0  # weights may all be 0
+        own_masses = [share.batch.mass for share in shares]
+        total = sum(share.mass for share in shares) or 1.0  # weights may all be 0
         scores = []
+        measures: list[Tensor | None] = []
         losses = []
         spoilt = []
-        for share, own in zip(micro, own_masses, strict=True):
-            is_last = share is micro[-1]
+        for share, own in zip(shares, own_masses, strict=True):
+            is_last = share is shares[-1]
             if is_last and not is_late:
-                ahead()
-            # between forward and backward nobody waits, neither for a device nor for what other ranks found
-            with nullcontext() if is_last else self.ranks.apart(), self.probe.at(self.ranks.world.step):
-                with self.part("forward"), computing(self.precision, self.device):
-                    loss, mine = self.learn(share.batch)
-                scores.append(mine.to("cpu", non_blocking=True))  # it is there when the sums below are
+                self.callbacks.look_ahead(step, shares[-1:])
+            # between forward and backward nobody waits, neither for a device nor for what other
+            # ranks found
+            with nullcontext() if is_last else self.ranks.apart(), stage("batch"):
+                with stage("forward"), computing(self.precision, self.device):
+                    loss, scores_BT = self.learn(share.batch)
+                # it is there when the sums below are
+                scores.append(scores_BT.to("cpu", non_blocking=True))
+                is_spoilt = (~scores_BT.isfinite()).any()
+                measures.append(None)
+                if self.model.measures:
+                    measures_BM = self.model.measure()
+                    measures[-1] = measures_BM.to("cpu", non_blocking=True)
+                    is_spoilt |= (~measures_BM.isfinite()).any()
                 losses.append(loss.detach().double() * own)
-                spoilt.append((~mine.isfinite()).any().double())
-                # backward in any case: a forward without one leaves DDP waiting for gradients, and it would take
-                # those of the next step's first batch for them
-                with self.part("backward"):
-                    (loss * (own / total)).backward()  # together: the mean over all of the step's examples
+                spoilt.append(is_spoilt.double())
+                # backward in any case: a forward without one leaves DDP waiting for gradients, and
+                # it would take those of the next step's first batch for them
+                with stage("backward"):
+                    # together: the mean over all of the step's examples
+                    (loss * (own / total)).backward()
         if is_late:
-            ahead()
-        with self.part("guard and clip"):
+            self.callbacks.look_ahead(step, shares[-1:])
+        with stage("guard and clip"):
+            self.ranks.sum_placed(self.dense)
             squared = [self._squared_norm()] if self._needs_norm else []
-            found = iter(self.ranks.sums([*squared, *losses, *spoilt], *map(float, flags)))
-            norm = math.sqrt(next(found)) if squared else None
-            summed, finite = torch.zeros(2, dtype=torch.float64), True
-            for share in micro:
-                value = next(found)
-                finite = finite and (self.loop.nonfinite == "off" or math.isfinite(value))
-                if finite:
-                    summed += torch.tensor([value, share.mass], dtype=torch.float64)
-            norm = norm if finite else math.nan
+            sums = self.ranks.sums([*squared, *losses, *spoilt], *map(float, flags))
+            norms, loss_sums, spoilt_sums, flag_sums = _cut(
+                sums, len(squared), len(shares), len(shares), len(flags)
+            )
+            norm = math.sqrt(norms[0]) if norms else None
+            summed, is_finite = self._summed(loss_sums, shares)
+            norm = norm if is_finite else math.nan
             left_out = self.loop.nonfinite != "off" and norm is not None and not math.isfinite(norm)
             if not left_out:
                 self._clip(norm)
@@ -122,14 +107,35 @@ class Step:
             for tables in self.tables:
                 tables.discard()
         else:
-            with self.part("dense optimizer"):
+            with stage("dense optimizer"):
                 self.optimizer.step()
-            with self.part("table update"):
+            with stage("table update"):
                 for tables in self.tables:
                     tables.update()
         self.optimizer.zero_grad(set_to_none=True)
-        sound = [None if next(found) else mine for mine in scores]
-        return Outcome(scores=sound, losses=summed, norm=norm, left_out=left_out, flags=list(found))
+        sound = [
+            None if ranks else scores_BT
+            for scores_BT, ranks in zip(scores, spoilt_sums, strict=True)
+        ]
+        return Outcome(
+            scores=sound,
+            measures=measures,
+            losses=summed,
+            norm=norm,
+            left_out=left_out,
+            flags=flag_sums,
+        )
+
+    def _summed(self, losses: Sequence[float], shares: Sequence[Share]) -> tuple[Tensor, bool]:
+        """Returns the sums of loss * mass and of mass, up to a loss that is not finite, and whether
+        there is none.
+        """
+        summed = torch.zeros(2, dtype=torch.float64)
+        for loss, share in zip(losses, shares, strict=True):
+            if self.loop.nonfinite != "off" and not math.isfinite(loss):
+                return summed, False
+            summed += torch.tensor([loss, share.mass], dtype=torch.float64)
+        return summed, True
 
     def _gradients(self) -> list[Tensor]:
         tables = [g.grad_UD for tables in self.tables for g in tables.gradients().values()]
@@ -140,10 +146,16 @@ class Step:
         return self.loop.nonfinite != "off" or self.loop.clip_norm is not None
 
     def _squared_norm(self) -> Tensor:
-        return self.ranks.squared_norm([p.grad for p in self.dense if p.grad is not None], self.tables)
+        return self.ranks.squared_norm(self.dense, self.tables)
 
     def _clip(self, norm: float | None) -> None:
         bound = self.loop.clip_norm
         if bound is not None and norm is not None and norm > bound:
             for gradient in self._gradients():
                 gradient.mul_(bound / norm)
+
+
+def _cut(values: Sequence[float], *lengths: int) -> list[list[float]]:
+    """Returns the values in pieces of these lengths."""
+    rest = iter(values)
+    return [list(islice(rest, length)) for length in lengths]

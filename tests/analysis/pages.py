@@ -7,7 +7,9 @@ from pathlib import Path
 
 
 class Page(HTMLParser):
-    """Headings and cells of a page; fails on tags that are not closed in order, and on whatever loads from outside."""
+    """Headings and cells of a page; fails on tags that are not closed in order, and on whatever
+    loads from outside.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -22,7 +24,9 @@ class Page(HTMLParser):
         assert tag not in ("script", "link", "iframe", "object")
         for name, value in attrs:
             if name in ("src", "href"):
-                assert value is not None and value.startswith(("data:image/svg+xml;base64,", "#")), value
+                assert value is not None and value.startswith(
+                    ("data:image/svg+xml;base64,", "#")
+                ), value
         self.pictures += tag == "img"
         if tag not in ("meta", "img"):
             self.open.append(tag)

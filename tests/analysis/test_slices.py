@@ -14,7 +14,7 @@ import torch
 
 from sparrow import data
 from sparrow.analysis.scores import Rows
-from sparrow.analysis.slices import judged, slices
+from sparrow.analysis.slices import judge_slices, slices
 from sparrow.core import UserError
 from sparrow.data.batches.dataset import Dataset
 from sparrow.features.schema import Column, Encoding, Schema, Split
@@ -49,7 +49,8 @@ def sliced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, dict[str,
     )
     data.prepare([path / "log.parquet"], path / "prepared", schema=schema)
     test = {
-        name: np.array(values[rows // 2 :], dtype=object if name == "h" else None) for name, values in columns.items()
+        name: np.array(values[rows // 2 :], dtype=object if name == "h" else None)
+        for name, values in columns.items()
     }
     return data.open(path / "prepared"), test
 
@@ -64,7 +65,10 @@ def test_slices_bear_the_values_of_the_raw_log(sliced: tuple[Dataset, dict[str, 
     counts = Counter(named)
     assert len(names) == 8
     assert names[-1] == f"{len(counts) - 7} others"
-    assert sorted((counts[name] for name in names[:-1]), reverse=True) == sorted(counts.values(), reverse=True)[:7]
+    assert (
+        sorted((counts[name] for name in names[:-1]), reverse=True)
+        == sorted(counts.values(), reverse=True)[:7]
+    )
     for i, name in enumerate(names[:-1]):
         assert {named[n] for n in np.flatnonzero(at_N == i)} == {name}
         assert (at_N == i).sum() == counts[name]
@@ -97,7 +101,9 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, dict[str,
     countries = np.array(["DE", "FR", "[b]IT", "New Zealand", "US", "日本"])
     columns = {
         "label": rng.integers(0, 2, rows),
-        "country": pa.array(countries[rng.zipf(1.6, rows).clip(max=6) - 1], mask=rng.random(rows) < 0.1),
+        "country": pa.array(
+            countries[rng.zipf(1.6, rows).clip(max=6) - 1], mask=rng.random(rows) < 0.1
+        ),
         "home": countries[rng.integers(0, 6, rows)],
         "site": np.array([f"site {n}" for n in range(40)])[rng.zipf(1.4, rows) % 40],
         "code": rng.choice([5, 7 * 10**17, -(10**18)], rows),
@@ -111,7 +117,11 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, dict[str,
             "home": Column(kind="categorical", table="country"),
             "user": Column(kind="group"),
         },
-        encodings={"country": Encoding(), "site": Encoding(kind="hash", rows=8), "code": Encoding(kind="vocabulary")},
+        encodings={
+            "country": Encoding(),
+            "site": Encoding(kind="hash", rows=8),
+            "code": Encoding(kind="vocabulary"),
+        },
         split=Split(by="ratio", valid=0, test=0.5),
     )
     data.prepare([path / "log.parquet"], path / "prepared", schema=schema)
@@ -122,7 +132,10 @@ def test_slices_of_words_say_the_words(spoken: tuple[Dataset, dict[str, list]]) 
     """And each holds the rows that have the word, which its label rate tells."""
     dataset, raw = spoken
     assert dataset.schema.encodings["country"].kind == "vocabulary"
-    wanted = {name: {"missing" if x is None else str(x) for x in raw[name]} for name in ("country", "home", "code")}
+    wanted = {
+        name: {"missing" if x is None else str(x) for x in raw[name]}
+        for name in ("country", "home", "code")
+    }
     for name, values in wanted.items():
         names, at_N = slices(dataset, "test", name)
         assert set(names) == values
@@ -133,9 +146,10 @@ def test_slices_of_words_say_the_words(spoken: tuple[Dataset, dict[str, list]]) 
     assert all(name.startswith("#") for name in hashes)  # no text of people is kept
     labels_N = torch.from_numpy(dataset.column("label", "test").to_numpy().copy())
     rows = Rows(scores_N=labels_N * 0.5 + 0.25, labels_N=labels_N, weights_N=None, sessions_N=None)
-    for one in judged(rows, dataset, "test", "country"):
+    for one in judge_slices(rows, dataset, "test", "country"):
         assert one.metrics()["calibration"] == pytest.approx(0.5 + 0.25 / one.rate)
-        assert one.estimates["ece"].value == pytest.approx(0.25)  # of scores that say 0.25 and 0.75, and mean 0 and 1
+        # of scores that say 0.25 and 0.75, and mean 0 and 1
+        assert one.estimates["ece"].value == pytest.approx(0.25)
 
 
 def test_each_slice_has_the_rows_of_its_word(tmp_path: Path) -> None:
@@ -145,15 +159,19 @@ def test_each_slice_has_the_rows_of_its_word(tmp_path: Path) -> None:
     shades = random.integers(0, 50, 2000)
     table = pa.table({"label": (colours == "red").astype(int), "colour": colours, "shade": shades})
     pq.write_table(table, tmp_path / "log.parquet")
-    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", split=Split(by="ratio", test=0.4))
+    data.prepare(
+        [tmp_path / "log.parquet"], tmp_path / "prepared", split=Split(by="ratio", test=0.4)
+    )
     dataset = data.open(tmp_path / "prepared")
     labels_N = torch.from_numpy(dataset.column("label", "test").to_numpy().copy())
     rows = Rows(scores_N=labels_N * 0 + 0.3, labels_N=labels_N, weights_N=None, sessions_N=None)
-    rates = {one.value: one.rate for one in judged(rows, dataset, "test", "colour")}
+    rates = {one.value: one.rate for one in judge_slices(rows, dataset, "test", "colour")}
     assert rates == {"red": 1.0, "green": 0.0, "blue": 0.0}
 
 
-def test_a_log_of_before_has_no_words(spoken: tuple[Dataset, dict[str, list]], tmp_path: Path) -> None:
+def test_a_log_of_before_has_no_words(
+    spoken: tuple[Dataset, dict[str, list]], tmp_path: Path
+) -> None:
     dataset, _ = spoken
     shutil.copytree(dataset.path, tmp_path / "old")
     (tmp_path / "old" / "words.json").unlink()
@@ -171,7 +189,10 @@ def test_ids_without_a_value_have_names(tmp_path: Path) -> None:
             "v": Column(kind="categorical", table="v"),
             "q": Column(kind="categorical", table="q", quantiles=3, boundaries=(1.5, 4.0)),
         },
-        encodings={"v": Encoding(kind="vocabulary", rows=5), "q": Encoding(kind="range", low=1, high=3, rows=5)},
+        encodings={
+            "v": Encoding(kind="vocabulary", rows=5),
+            "q": Encoding(kind="range", low=1, high=3, rows=5),
+        },
     )
     (tmp_path / "test").mkdir()
     table = pa.table({"v": [2, 2, 2, 0, 0, 4, 1], "q": [4, 2, 2, 0, 3, 2, 2]})
@@ -182,7 +203,8 @@ def test_ids_without_a_value_have_names(tmp_path: Path) -> None:
     assert at_N.tolist() == [0, 0, 0, 1, 1, 3, 2]
     rare = pa.table({"v": [2] * 12 + list(range(3, 20)), "q": [1] * 29})
     pq.write_table(rare, tmp_path / "test" / "part-00000.parquet")
-    assert slices(dataset, "test", "v")[0] == ["no. 1 by frequency", "17 others"]  # no slice of a single row
+    # no slice of a single row
+    assert slices(dataset, "test", "v")[0] == ["no. 1 by frequency", "17 others"]
     pq.write_table(rare.slice(12), tmp_path / "test" / "part-00000.parquet")
     assert slices(dataset, "test", "v")[0] == ["17 ids, each in < 10 rows"]
     pq.write_table(table, tmp_path / "test" / "part-00000.parquet")

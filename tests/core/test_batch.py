@@ -51,7 +51,8 @@ def test_inverse_index_is_the_expanded_batch(rows: list[list[int]], picks: list[
     )
     want = {"history": [rows[p % len(rows)] for p in picks], "user": user}
     assert ids.batch_size == len(picks)
-    assert ids.stored("history") == len({p % len(rows) for p in picks})  # a row that no sample uses is dropped
+    # a row that no sample uses is dropped
+    assert ids.stored("history") == len({p % len(rows) for p in picks})
     assert lists_of(ids) == want
     expanded = ids.expanded()
     assert lists_of(expanded) == want
@@ -80,13 +81,20 @@ def test_moving_keeps_everything() -> None:
         ({"lengths": torch.tensor([1, 1, 3, -1])}, "every length must be >= 0"),
         ({"rows": (3, 2)}, "does not add up"),
         ({"inverse_B": {("c",): torch.zeros(2)}}, "no feature 'c'"),
-        ({"inverse_B": {("a", "b"): torch.zeros(2).long()}, "rows": (1, 3)}, "share one inverse index"),
+        (
+            {"inverse_B": {("a", "b"): torch.zeros(2).long()}, "rows": (1, 3)},
+            "share one inverse index",
+        ),
         ({"inverse_B": {("a",): torch.tensor([0, 2])}}, "beyond its 2"),
         ({"inverse_B": {("a",): torch.tensor([0, -1])}}, "beyond its 2"),
     ],
 )
 def test_parts_that_do_not_fit(change: dict, says: str) -> None:
-    good = {"keys": ("a", "b"), "values_N": torch.arange(4), "lengths": torch.ones(4, dtype=torch.int64)}
+    good = {
+        "keys": ("a", "b"),
+        "values_N": torch.arange(4),
+        "lengths": torch.ones(4, dtype=torch.int64),
+    }
     with pytest.raises(UserError, match=says):
         KeyedJagged(**(good | change))
 
@@ -96,14 +104,23 @@ def test_parts_that_do_not_fit(change: dict, says: str) -> None:
 def test_a_part_keeps_the_unique_rows_that_it_uses(low: int, high: int, weighted: bool) -> None:
     lengths = torch.tensor([1, 0, 2, 1, 1, 2, 0, 3])
     ids = KeyedJagged(
-        keys=("a", "b"), values_N=torch.arange(10), lengths=lengths, rows=(5, 3),
-        weights_N=torch.rand(10) if weighted else None, inverse_B={("b",): torch.tensor([2, 0, 2, 1, 0])},
-    )  # fmt: skip
+        keys=("a", "b"),
+        values_N=torch.arange(10),
+        lengths=lengths,
+        rows=(5, 3),
+        weights_N=torch.rand(10) if weighted else None,
+        inverse_B={("b",): torch.tensor([2, 0, 2, 1, 0])},
+    )
     part, whole = ids.part(low, high), ids.expanded()
     assert part.stored("b") == len(set([2, 0, 2, 1, 0][low:high])) and part.batch_size == high - low
     for key in ids.keys:
-        want = [whole[key].values_N[slice(*whole[key].offsets_B1[i : i + 2].tolist())] for i in range(low, high)]
-        assert torch.equal(part.expanded()[key].values_N, torch.cat([torch.empty(0, dtype=torch.int64), *want]))
+        want = [
+            whole[key].values_N[slice(*whole[key].offsets_B1[i : i + 2].tolist())]
+            for i in range(low, high)
+        ]
+        assert torch.equal(
+            part.expanded()[key].values_N, torch.cat([torch.empty(0, dtype=torch.int64), *want])
+        )
         if weighted:
             assert torch.equal(part.expanded()[key].weights_N, whole.part(low, high)[key].weights_N)  # type: ignore[arg-type]
 
@@ -128,7 +145,12 @@ def test_batch_sizes_must_agree() -> None:
 
 
 def test_features_with_different_numbers_of_samples() -> None:
-    ids = KeyedJagged(keys=("a", "b"), values_N=torch.arange(4), lengths=torch.ones(4, dtype=torch.int64), rows=(3, 1))
+    ids = KeyedJagged(
+        keys=("a", "b"),
+        values_N=torch.arange(4),
+        lengths=torch.ones(4, dtype=torch.int64),
+        rows=(3, 1),
+    )
     assert (ids.samples("a"), ids.samples("b")) == (3, 1)
     with pytest.raises(UserError, match="differ in their number of samples"):
         _ = ids.batch_size
@@ -168,11 +190,17 @@ def test_a_copy_on_a_device_keeps_what_it_was_made_of() -> None:
 def test_each_changes_every_tensor() -> None:
     batch = Batch(
         dense_BC=torch.zeros(1, 1),
-        ids=KeyedJagged(keys=("a",), values_N=torch.tensor([3]), lengths=torch.tensor([1]), weights_N=torch.ones(1)),
+        ids=KeyedJagged(
+            keys=("a",),
+            values_N=torch.tensor([3]),
+            lengths=torch.tensor([1]),
+            weights_N=torch.ones(1),
+        ),
         labels_BT=torch.zeros(1, 1),
         weights_B=torch.ones(1),
         session_B=torch.zeros(1, dtype=torch.int64),
     )
     seen: list[torch.Tensor] = []
-    batch.each(lambda t: seen.append(t) or t.clone())
-    assert len(seen) == 8  # numbers, labels, weights, sessions; ids, their lengths, offsets and weights
+    batch.map_tensors(lambda t: seen.append(t) or t.clone())
+    # numbers, labels, weights, sessions; ids, their lengths, offsets and weights
+    assert len(seen) == 8

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparrow.core import UserError
+from sparrow.core import UserError, config
 from sparrow.core.config import Family, from_dict, read_toml, to_dict, write_toml
 
 RULES = Family("sparrow.kernels.rules")
@@ -32,8 +32,12 @@ class Outer:
 
 
 def test_round_trip() -> None:
-    one = from_dict(Outer, {"name": "x", "inner": {"share": 1}, "sizes": [1, 2], "named": {"k": {"kind": "b"}}})
-    assert one == Outer(name="x", inner=Inner(share=1.0), sizes=(1, 2), named={"k": Inner(kind="b")})
+    one = from_dict(
+        Outer, {"name": "x", "inner": {"share": 1}, "sizes": [1, 2], "named": {"k": {"kind": "b"}}}
+    )
+    assert one == Outer(
+        name="x", inner=Inner(share=1.0), sizes=(1, 2), named={"k": Inner(kind="b")}
+    )
     assert from_dict(Outer, to_dict(one)) == one
 
 
@@ -72,7 +76,10 @@ class WithRule:
 
 def test_settings_without_a_name_are_the_default_members() -> None:
     assert from_dict(WithRule, {"rule": {"lr": 3.0}}).rule == RULES.config("sgd")(lr=3.0)
-    assert from_dict(WithRule, {"rule": {"name": "rowwise_adagrad"}}).rule == RULES.config("rowwise_adagrad")()
+    assert (
+        from_dict(WithRule, {"rule": {"name": "rowwise_adagrad"}}).rule
+        == RULES.config("rowwise_adagrad")()
+    )
 
 
 plain = st.recursive(
@@ -101,8 +108,13 @@ def test_toml_keeps_odd_floats() -> None:
 
 
 def test_toml_has_a_line_for_each_table_of_a_list() -> None:
-    text = write_toml({"a": {"tables": [{"name": "x", "sizes": [1, 2]}, {"name": "y"}], "b": [{"c": 1}]}})
-    assert '\n  { name = "x", sizes = [1, 2] },\n  { name = "y" },\n]\n' in text and "[{ c = 1 }]" in text
+    text = write_toml(
+        {"a": {"tables": [{"name": "x", "sizes": [1, 2]}, {"name": "y"}], "b": [{"c": 1}]}}
+    )
+    assert (
+        '\n  { name = "x", sizes = [1, 2] },\n  { name = "y" },\n]\n' in text
+        and "[{ c = 1 }]" in text
+    )
     assert tomllib.loads(text)["a"]["tables"][1] == {"name": "y"}
 
 
@@ -112,3 +124,33 @@ def test_toml_errors_name_the_file(tmp_path) -> None:
     (tmp_path / "bad.toml").write_text("a = = 1")
     with pytest.raises(UserError, match=r"bad.toml: not valid TOML: .*line 1"):
         read_toml(tmp_path / "bad.toml")
+
+
+def test_fields_are_read_in_the_order_of_their_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member's file is loaded before later fields are checked, which may name what it
+    declares.
+    """
+    known: list[str] = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Later:
+        name: str
+
+        def __post_init__(self) -> None:
+            assert self.name in known
+
+    @dataclass(frozen=True, kw_only=True)
+    class Earlier:
+        name: str
+
+        def __post_init__(self) -> None:
+            known.append(self.name)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Both:
+        first: Earlier
+        second: Later
+
+    hints = {"first": Earlier, "second": Later}
+    monkeypatch.setattr(config, "type_hints", lambda cls: hints if cls is Both else {"name": str})
+    assert from_dict(Both, {"second": {"name": "x"}, "first": {"name": "x"}}).second.name == "x"

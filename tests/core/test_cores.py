@@ -41,7 +41,8 @@ def test_without_groups_it_is_the_affinity(system: Path) -> None:
     ("limits", "expected"),
     [
         ({"a/b/c": "400000 100000"}, 4),
-        ({"a": "200000 100000", "a/b": "max 100000", "a/b/c": "400000 100000"}, 2),  # the tightest along the path
+        # the tightest along the path
+        ({"a": "200000 100000", "a/b": "max 100000", "a/b/c": "400000 100000"}, 2),
         ({"a/b": "250000 100000"}, 2),  # whole cores
         ({"a/b/c": "30000 100000"}, 1),
         ({"a/b/c": "max 100000"}, 8),
@@ -68,8 +69,12 @@ def test_version_2(system: Path, limits: dict[str, str], expected: int) -> None:
         ({"docker/x": ("-1", "100000")}, 8),
     ],
 )
-def test_version_1(system: Path, name: str, limits: dict[str, tuple[str, str]], expected: int) -> None:
-    (system / "own").write_text(f"7:cpuset:/docker\n4:{name}:/docker/x\n1:name=systemd:/docker/x\n0::/\n")
+def test_version_1(
+    system: Path, name: str, limits: dict[str, tuple[str, str]], expected: int
+) -> None:
+    (system / "own").write_text(
+        f"7:cpuset:/docker\n4:{name}:/docker/x\n1:name=systemd:/docker/x\n0::/\n"
+    )
     for path, (quota, period) in limits.items():
         group(system, f"cpu/{path}", cpu_cfs_quota_us=quota, cpu_cfs_period_us=period)
     assert cores() == expected
@@ -78,7 +83,10 @@ def test_version_1(system: Path, name: str, limits: dict[str, tuple[str, str]], 
 def test_affinity_of_this_process() -> None:
     one = min(os.sched_getaffinity(0))
     program = f"import os; os.sched_setaffinity(0, [{one}]); {SAY}"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "1\n"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+        == "1\n"
+    )
 
 
 @pytest.fixture
@@ -107,6 +115,8 @@ def limited() -> Iterator[Path]:
 def test_a_real_quota(limited: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2 or cores() < 2:
         pytest.skip("one core here, a quota changes nothing")
-    program = f"import os; open({str(limited / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); {SAY}"
+    program = (
+        f"import os; open({str(limited / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); {SAY}"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "1\n", done.stderr

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from sparrow.core import UserError
-from sparrow.core.files import refuse_existing, to_json, whole, write_text
+from sparrow.core.files import refuse_existing, replace_file, to_json, write_text
 
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Writing beyond 100 bytes fails, as on a full disk but for the error's number; pytest's own output too."""
+    """Writing beyond 100 bytes fails, as on a full disk but for the error's number; pytest's own
+    output too.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
@@ -29,7 +31,7 @@ def full_disk() -> Iterator[None]:
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     write_text(tmp_path / "x", "old")
-    with whole(tmp_path / "x") as partial:
+    with replace_file(tmp_path / "x") as partial:
         partial.write_text("new")
         assert (tmp_path / "x").read_text() == "old"
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("x", "new")]
@@ -37,7 +39,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_a_failure_leaves_the_old_one(tmp_path: Path) -> None:
     write_text(tmp_path / "x", "old")
-    with pytest.raises(KeyError), whole(tmp_path / "x") as partial:
+    with pytest.raises(KeyError), replace_file(tmp_path / "x") as partial:
         partial.write_text("half")
         raise KeyError
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("x", "old")]

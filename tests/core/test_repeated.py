@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparrow.core.repeated import Columns, Repeated, Users, plain
-from sparrow.layers import NumericEmbedding
+from sparrow.core.plain import plain
+from sparrow.core.repeated import Columns, Repeated, Users
+from sparrow.layers.numeric import NumericEmbedding
 
 USER_B = np.array([0, 0, 2, 2, 2, 0, 4])
 SHARED = [[True, False, True, True, False, False]]
@@ -24,17 +25,22 @@ def users() -> Users:
 
 def matrix(seed: int = 0, marks: list[list[bool]] = SHARED, whose: Users | None = None) -> Repeated:
     whose = whose or users()
-    x_BD, marks_1D = torch.randn(7, 6, generator=torch.Generator().manual_seed(seed)), torch.tensor(marks)
-    first_BD = x_BD[whose.some_U][whose.inverse_B]
+    x_BD, marks_1D = (
+        torch.randn(7, 6, generator=torch.Generator().manual_seed(seed)),
+        torch.tensor(marks),
+    )
+    first_BD = x_BD[whose.sample_U][whose.inverse_B]
     return Repeated.of(torch.where(marks_1D, first_BD, x_BD), whose, marks_1D)
 
 
 def assert_true(x: Repeated) -> None:
     """What is marked is equal in all samples of a user."""
-    samples = [d for d in range(x.whole.dim()) if x.marks.shape[d] == 1 and x.whole.shape[d] == len(USER_B)]
+    samples = [
+        d for d in range(x.whole.dim()) if x.marks.shape[d] == 1 and x.whole.shape[d] == len(USER_B)
+    ]
     assert len(samples) == 1
     whole = x.whole.movedim(samples[0], 0)
-    of_user = whole[x.users.some_U][x.users.inverse_B]
+    of_user = whole[x.users.sample_U][x.users.inverse_B]
     assert ((whole == of_user) | ~x.marks.movedim(samples[0], 0)).all()
 
 
@@ -58,7 +64,10 @@ KEPT: dict[
     "samples second": (lambda x: x.unflatten(1, (3, 2)).transpose(0, 1).contiguous(), 3),
     "times a number": (lambda x: 2 * x * 3.0, 3),
     "times a row": (lambda x: x * torch.arange(6.0)[None], 3),
-    "times another": (lambda x: x * matrix(1, [[True, True, True, False, False, False]], x.users), 2),
+    "times another": (
+        lambda x: x * matrix(1, [[True, True, True, False, False, False]], x.users),
+        2,
+    ),
     "times what is not known": (lambda x: x * torch.arange(42.0).view(7, 6), 0),
     "sigmoid": (lambda x: torch.sigmoid(x), 3),
     "swish": (lambda x: F.silu(x), 3),
@@ -93,7 +102,9 @@ def test_operations_that_keep_it(name: str) -> None:
         lambda x: x[2],
         lambda x: x[x[:, 0] > 0],
         lambda x: x.unflatten(1, (3, 2)).flatten(0, 1),
-        lambda x: x.unflatten(0, (7, 1)).unflatten(0, (1, 7)).flatten(0, 1).transpose(1, 2)[:, :, 0] + 0,
+        lambda x: (
+            x.unflatten(0, (7, 1)).unflatten(0, (1, 7)).flatten(0, 1).transpose(1, 2)[:, :, 0] + 0
+        ),
         lambda x: x.cumsum(0),
         lambda x: F.layer_norm(x, (6,)),
         lambda x: x.unbind(0)[0],
@@ -125,7 +136,9 @@ def test_every_other_operation_gives_a_plain_tensor(operation: Callable[[Tensor]
         lambda x: F.relu(x, True),
     ],
 )
-def test_who_writes_into_it_or_into_a_view_ends_its_knowledge(write: Callable[[Tensor], Any]) -> None:
+def test_who_writes_into_it_or_into_a_view_ends_its_knowledge(
+    write: Callable[[Tensor], Any],
+) -> None:
     x = matrix()
     view = x.unflatten(1, (3, 2))
     write(x)
@@ -146,7 +159,9 @@ def test_halves() -> None:
     assert x.halves()[1] is own_BO
 
 
-@pytest.mark.parametrize("part", [slice(1, 2), slice(2, 3), slice(0, 6)], ids=["own", "shared", "all"])
+@pytest.mark.parametrize(
+    "part", [slice(1, 2), slice(2, 3), slice(0, 6)], ids=["own", "shared", "all"]
+)
 def test_halves_are_of_the_tensor_as_it_is_now(part: slice) -> None:
     """Whoever writes into a view writes into the tensor."""
     x = matrix()
@@ -172,4 +187,5 @@ def test_scaled_vectors_of_numbers() -> None:
         for found, times in zip(numeric(numbers, rest), (2, 1), strict=True):
             assert isinstance(found, Repeated)
             assert_true(found)
-            assert int(found.marks.sum()) == 3 * times + known + (10 if times == 1 else 0)  # columns of 0
+            # columns of 0
+            assert int(found.marks.sum()) == 3 * times + known + (10 if times == 1 else 0)

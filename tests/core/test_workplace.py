@@ -14,7 +14,9 @@ from sparrow.features.schema import Split
 from tests.data.preparation.logs import SCHEMA, log_of, written
 
 
-def test_out_is_replaced_only_after_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_is_replaced_only_after_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, out = written(tmp_path, log_of(300)), tmp_path / "out"
     prepare([log], out, schema=SCHEMA)
     before = {p.name: p.stat().st_mtime_ns for p in out.iterdir()}
@@ -39,11 +41,19 @@ def test_out_is_replaced_only_after_success(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_folder_that_was_made_and_not_locked_goes_away(tmp_path: Path) -> None:
-    log, (old, young, full) = written(tmp_path, log_of(300)), [tmp_path / f".out.{c * 8}" for c in "abc"]
+    log, (old, young, full) = (
+        written(tmp_path, log_of(300)),
+        [tmp_path / f".out.{c * 8}" for c in "abc"],
+    )
     for folder in (old, young, full):
         folder.mkdir()
     (full / "something").touch()
     for folder in (old, full):
         os.utime(folder, (0, 0))
     prepare([log], tmp_path / "out", schema=SCHEMA)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [young.name, full.name, "log.parquet", "out"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        young.name,
+        full.name,
+        "log.parquet",
+        "out",
+    ]

@@ -1,4 +1,6 @@
-"""A log of sessions and requests whose features repeat, its schema with groups, and its rows read back."""
+"""A log of sessions and requests whose features repeat, its schema with groups, and its rows read
+back.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,19 @@ from sparrow import data
 from sparrow.core import Batch
 from sparrow.data.batches import parts
 from sparrow.data.batches.dataset import Dataset
-from sparrow.features.runs import RUN
-from sparrow.features.schema import Cluster, Column, Encoding, Schema, Split
+from sparrow.features.schema import RUN, Cluster, Column, Encoding, Schema, Split
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
 SCHEMA = Schema(
     columns={
-        "label": Column(kind="label"), "ts": Column(kind="time"), "session": Column(kind="session"),
-        "request": Column(kind="group"), "row": Column(kind="numeric", transform="none"),
-        "age": Column(kind="numeric", transform="none"), "item": Column(kind="categorical", table="item"),
+        "label": Column(kind="label"),
+        "ts": Column(kind="time"),
+        "session": Column(kind="session"),
+        "request": Column(kind="group"),
+        "row": Column(kind="numeric", transform="none"),
+        "age": Column(kind="numeric", transform="none"),
+        "item": Column(kind="categorical", table="item"),
         "user": Column(kind="categorical", table="user"),
         "history": Column(kind="list", table="item", weights="stars", pooling="mean"),
         "tags": Column(kind="list", table="tag", pooling="sum"),
@@ -33,11 +38,13 @@ SCHEMA = Schema(
     split=Split(by="time", valid=0.2, test=0.0),
     cluster=Cluster(by="session"),
     groups={"user": ("user", "history", "age"), "tags": ("tags",)},
-)  # fmt: skip
+)
 
 
 def made(sessions: int = 60, hours: int = 3, seed: int = 0, ids: int = 30) -> pa.Table:
-    """Requests of up to four candidates; a session shares its user, age and a history that sometimes grows."""
+    """Requests of up to four candidates; a session shares its user, age and a history that
+    sometimes grows.
+    """
     random = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     for session in range(sessions):
@@ -47,18 +54,28 @@ def made(sessions: int = 60, hours: int = 3, seed: int = 0, ids: int = 30) -> pa
         for request in range(random.integers(1, 5)):
             history = [*history, int(random.integers(ids))] if random.random() < 0.3 else history
             for _ in range(random.integers(1, 5)):
-                rows.append({
-                    "label": int(random.integers(2)), "ts": begin + 1000 * request, "session": f"s{session}",
-                    "request": 100 * session + request, "age": age, "item": int(random.integers(ids)), "user": user,
-                    "history": history, "stars": [0.5 + i for i in range(len(history))],
-                    "tags": [int(i) for i in random.integers(0, ids, random.integers(0, 3))],
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "label": int(random.integers(2)),
+                        "ts": begin + 1000 * request,
+                        "session": f"s{session}",
+                        "request": 100 * session + request,
+                        "age": age,
+                        "item": int(random.integers(ids)),
+                        "user": user,
+                        "history": history,
+                        "stars": [0.5 + i for i in range(len(history))],
+                        "tags": [int(i) for i in random.integers(0, ids, random.integers(0, 3))],
+                    }
+                )
     rows.sort(key=lambda row: row["ts"])
     return pa.Table.from_pylist([{**row, "row": float(i)} for i, row in enumerate(rows)])
 
 
 def prepared_sessions(place: Path) -> str:
-    """The log of 40 sessions in two hours, prepared within a folder; the row's number is an ordinary feature."""
+    """The log of 40 sessions in two hours, prepared within a folder; the row's number is an
+    ordinary feature.
+    """
     pq.write_table(made(40, 2), place / "log.parquet")
     schema = replace(SCHEMA, columns={**SCHEMA.columns, "row": Column(kind="numeric")})
     return str(data.prepare([place / "log.parquet"], place / "prepared", schema=schema).out)
@@ -82,5 +99,9 @@ def same(one: Batch, other: Batch) -> None:
     a, b = one.ids.expanded(), other.ids.expanded()
     assert a.keys == b.keys and torch.equal(a.values_N, b.values_N)
     assert torch.equal(a.lengths, b.lengths) and torch.equal(a.weights_N, b.weights_N)  # type: ignore[arg-type]
-    for x, y in ((one.dense_BC, other.dense_BC), (one.labels_BT, other.labels_BT), (one.session_B, other.session_B)):
+    for x, y in (
+        (one.dense_BC, other.dense_BC),
+        (one.labels_BT, other.labels_BT),
+        (one.session_B, other.session_B),
+    ):
         assert torch.equal(x, y)  # type: ignore[arg-type]

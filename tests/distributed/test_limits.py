@@ -38,7 +38,9 @@ for group in ("0", "1"):
 
 @pytest.fixture(scope="module")
 def said() -> list[str]:
-    found = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, check=True
+    )
     return found.stdout.splitlines()
 
 
@@ -52,11 +54,20 @@ def test_ranks_on_gpus_have_more_groups() -> None:
 
 
 def test_one_line_where_it_may_not_be_raised(said: list[str]) -> None:
-    assert said[2].startswith(f"512 ranks need {need(512)} open files in a process, and 1024 are allowed; raise the")
+    assert said[2].startswith(
+        f"512 ranks need {need(512)} open files in a process, and 1024 are allowed; raise the"
+    )
     assert said[3] == "256 of 1024"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process raise another's limit")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux lets a process raise another's limit"
+)
 def test_torchruns_is_raised_where_it_holds_the_store(said: list[str]) -> None:
     """A rank's, then that of the process that started it."""
-    assert said[4:] == [f"{need(512)} of 5000", f"{need(512)} of 5000", f"{need(512)} of 5000", "200 of 5000"]
+    assert said[4:] == [
+        f"{need(512)} of 5000",
+        f"{need(512)} of 5000",
+        f"{need(512)} of 5000",
+        "200 of 5000",
+    ]

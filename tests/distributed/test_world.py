@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparrow.core import UserError
-from sparrow.distributed import World
+from sparrow.distributed import World, begin_world
 
 
 def test_a_job_of_one_needs_nobody() -> None:
@@ -18,4 +18,4 @@ def test_a_job_of_one_needs_nobody() -> None:
 def test_hosts_must_be_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UserError, match="4 ranks do not divide into hosts of 3"):
-        World.begin(local_size=3)
+        begin_world(local_size=3)

@@ -10,8 +10,17 @@ from torch import nn
 
 from sparrow.core import UserError
 from sparrow.embeddings import Direct, Hashed, LogTable, Numbering
-from sparrow.embeddings.addressing import Size, coprime, cut, dynamic, hashed, mixed_dimension, path, quotient_remainder
+from sparrow.embeddings.addressing import (
+    Size,
+    coprime,
+    cut,
+    hashed,
+    mixed_dimension,
+    path,
+    quotient_remainder,
+)
 from sparrow.embeddings.addressing.mixed_dimension import popularity_dims
+from sparrow.extensions.dynamic_ids import addressing as dynamic
 
 MASK = (1 << 64) - 1
 
@@ -26,7 +35,11 @@ def splitmix(x: int, seed: int, rows: int) -> int:
     return 1 + ((h ^ (h >> 31)) & ((1 << 63) - 1)) % (rows - 1) if rows > 1 else 0
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20), st.integers(0, 5), st.integers(1, 10**7))
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20),
+    st.integers(0, 5),
+    st.integers(1, 10**7),
+)
 def test_hashed_is_its_definition(ids: list[int], seed: int, rows: int) -> None:
     slots = Hashed(rows, seed).rows_of(torch.tensor(ids, dtype=torch.int64))[0]
     assert slots.tolist() == [splitmix(i, seed, rows) for i in ids]
@@ -50,7 +63,7 @@ def test_no_rows(kind: type) -> None:
         kind(0)
 
 
-# -- complementary partitions ---------------------------------------------------------------------------------------
+# -- complementary partitions ----------------------------------------------------------------------
 
 
 def digits(i: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -84,7 +97,10 @@ def test_partitions_are_their_definition_and_tell_all_ids_apart(name: str, rows:
     else:
         assert combined == [tuple(i % size for size in made.sizes) for i in range(rows)]
     assert len(set(combined)) == rows
-    assert all(int(part.min()) >= 0 and int(part.max()) < size for part, size in zip(parts, made.sizes, strict=True))
+    assert all(
+        int(part.min()) >= 0 and int(part.max()) < size
+        for part, size in zip(parts, made.sizes, strict=True)
+    )
     assert [(size.name, size.rows, size.begin) for size in made.components(8)] == [
         (part, size, 1.0 if number else None)
         for number, (part, size) in enumerate(zip(made.names, made.sizes, strict=True))
@@ -98,7 +114,11 @@ def test_partitions_beyond_what_a_float_holds(name: str) -> None:
     ids = [0, 2**24 - 1, 2**24, 2**24 + 1, 2**26 + 3, 2**31 - 1, 2**31, 2**33 + 5, rows - 1]
     combined = list(zip(*(part.tolist() for part in made.rows_of(torch.tensor(ids))), strict=True))
     told = [
-        digits(i, made.sizes) if made.split is quotient_remainder.digits else tuple(i % m for m in made.sizes)
+        (
+            digits(i, made.sizes)
+            if made.split is quotient_remainder.digits
+            else tuple(i % m for m in made.sizes)
+        )
         for i in ids
     ]
     assert combined == told and len(set(combined)) == len(ids)
@@ -110,14 +130,23 @@ def test_sizes_of_partitions() -> None:
     assert PARTITIONS["three of a size"].build(Numbering(1000)).sizes == (10, 11, 13)
     given = quotient_remainder.Config(sizes=(5, 3, 4)).build(Numbering(60))
     assert given.sizes == (5, 3, 4) and given.names == ("digit0", "digit1", "digit2")
-    assert [s.dim for s in coprime.Config(parts=3, operation="concat").build(Numbering(99)).components(16)] == [5, 5, 6]
-    assert [s.begin for s in coprime.Config(operation="add").build(Numbering(99)).components(16)] == [None, 0.0]
+    assert [
+        s.dim
+        for s in coprime.Config(parts=3, operation="concat").build(Numbering(99)).components(16)
+    ] == [5, 5, 6]
+    assert [
+        s.begin for s in coprime.Config(operation="add").build(Numbering(99)).components(16)
+    ] == [None, 0.0]
 
 
 @pytest.mark.parametrize(
     ("config", "ids", "told"),
     [
-        (quotient_remainder.Config(sizes=(5, 3)), Numbering(16), "sizes: 5 x 3 tell 15 ids apart, and there are 16"),
+        (
+            quotient_remainder.Config(sizes=(5, 3)),
+            Numbering(16),
+            "sizes: 5 x 3 tell 15 ids apart, and there are 16",
+        ),
         (coprime.Config(sizes=(6, 9)), Numbering(20), "sizes: 6 and 9 have the divisor 3"),
         (coprime.Config(), Numbering(20, "hash"), "the log's ids are hashes; set fold = true"),
         (path.Config(), Numbering(20, "hash"), "path: the log's ids are hashes"),
@@ -152,7 +181,10 @@ def test_settings_out_of_range(member: Any, settings: dict[str, Any], told: str)
 
 
 def test_more_columns_than_vectors_beside_each_other_can_share() -> None:
-    with pytest.raises(UserError, match="parts: 2 parts cannot share 1 columns; give 1 or fewer, or raise model.dim"):
+    with pytest.raises(
+        UserError,
+        match="parts: 2 parts cannot share 1 columns; give 1 or fewer, or raise model.dim",
+    ):
         quotient_remainder.Config(operation="concat").build(Numbering(9)).components(1)
 
 
@@ -160,7 +192,9 @@ def test_folded_hashes_are_partitioned_as_their_rows() -> None:
     made = quotient_remainder.Config(fold=True).build(Numbering(101, "hash"))
     ids = torch.randint(-(2**63), 2**63 - 1, (1000,))
     assert made.ids is None
-    for part, of_row in zip(made.rows_of(ids), made.split(Hashed(101).rows_of(ids)[0], made.sizes), strict=True):
+    for part, of_row in zip(
+        made.rows_of(ids), made.split(Hashed(101).rows_of(ids)[0], made.sizes), strict=True
+    ):
         assert torch.equal(part, of_row)
 
 
@@ -168,14 +202,18 @@ def test_cut_keeps_the_first_ids() -> None:
     made = cut.Config(rows=4).build(Numbering(10))
     assert made.rows_of(torch.arange(10))[0].tolist() == [0, 1, 2, 3 - 0, 3, 3, 3, 3, 3, 3]
     assert made.components(8) == (Size("", 4, 8),)
-    assert cut.Config(rows=40).build(Numbering(10)).rows_of(torch.arange(10))[0].tolist() == list(range(10))
-    assert cut.Config(fraction=0.5).build(Numbering(10)).kept == 4
+    assert cut.Config(rows=40).build(Numbering(10)).rows_of(torch.arange(10))[0].tolist() == list(
+        range(10)
+    )
+    assert cut.Config(fraction=0.5).build(Numbering(10)).frequent == 4
 
 
 def test_paths_tell_ids_apart_beyond_what_a_float_holds() -> None:
     """Ids of one row go through MLPs of their own, those of one bucket through the same."""
     made = path.Config(rows=2**30).build(Numbering(2**33))
-    ids_N = torch.tensor([2**24, 2**24 + 1, 2**30 + 2**24, 2**31 + 2**24, 2**32 + 2**24, 2**33 - 2**30 + 2**24])
+    ids_N = torch.tensor(
+        [2**24, 2**24 + 1, 2**30 + 2**24, 2**31 + 2**24, 2**32 + 2**24, 2**33 - 2**30 + 2**24]
+    )
     assert made.rows_of(ids_N)[0].tolist() == [i % 2**30 for i in ids_N.tolist()]
     combine: Any = made.combine(2)
     for weight in combine.parameters():
@@ -184,27 +222,62 @@ def test_paths_tell_ids_apart_beyond_what_a_float_holds() -> None:
     assert found[0] == found[1] and len({tuple(v) for v in found}) == 5
 
 
-# -- mixed dimensions ------------------------------------------------------------------------------------------------
+# -- mixed dimensions ------------------------------------------------------------------------------
 
 # the 26 tables of Criteo Kaggle in the public DLRM script
-KAGGLE = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
-          5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # fmt: skip
+KAGGLE = [
+    1460,
+    583,
+    10131227,
+    2202608,
+    305,
+    24,
+    12517,
+    633,
+    3,
+    93145,
+    5683,
+    8351593,
+    3194,
+    27,
+    14992,
+    5461306,
+    10,
+    5652,
+    2173,
+    4,
+    7046547,
+    18,
+    15,
+    286181,
+    105,
+    142572,
+]
 
 
 @pytest.mark.parametrize(
-    ("power_of_two", "numbers"), [(False, 33_786_932), (True, 33_789_720)], ids=["whole", "powers of two"]
+    ("power_of_two", "numbers"),
+    [(False, 33_786_932), (True, 33_789_720)],
+    ids=["whole", "powers of two"],
 )
 def test_dims_of_criteo_kaggle(power_of_two: bool, numbers: int) -> None:
-    dims = popularity_dims([1 / n for n in KAGGLE], KAGGLE, [16] * 26, 0.3, power_of_two=power_of_two)
+    dims = popularity_dims(
+        [1 / n for n in KAGGLE], KAGGLE, [16] * 26, 0.3, power_of_two=power_of_two
+    )
     assert sum(n * d for n, d in zip(KAGGLE, dims, strict=True)) == numbers
     plain = [(16, n) for n in KAGGLE]
-    bytes_ = [sum(n * (4 * d + 5) for d, n in of) for of in (plain, list(zip(dims, KAGGLE, strict=True)))]
-    assert round(16 * sum(KAGGLE) / numbers, 1) == 16.0 and round(bytes_[0] / bytes_[1], 1) == 7.7  # AdaGrad, touched
+    bytes_ = [
+        sum(n * (4 * d + 5) for d, n in of) for of in (plain, list(zip(dims, KAGGLE, strict=True)))
+    ]
+    # AdaGrad, touched
+    assert round(16 * sum(KAGGLE) / numbers, 1) == 16.0 and round(bytes_[0] / bytes_[1], 1) == 7.7
     assert dims[KAGGLE.index(3)] == 16 and min(dims) == 1
     assert [d for _, d in sorted(zip(KAGGLE, dims, strict=True))] == sorted(dims, reverse=True)
 
 
-@pytest.mark.parametrize(("collisions", "rows", "fewest"), [(4, 8_440_878, 8_440_878), (60, 564_002, 563_988)])
+@pytest.mark.parametrize(
+    ("collisions", "rows", "fewest"), [(4, 8_440_878, 8_440_878), (60, 564_002, 563_988)]
+)
 def test_partitions_of_criteo_kaggle(collisions: int, rows: int, fewest: int) -> None:
     """With as many quotients as the public script has, and with as many as occur."""
     found = [[], []]  # type: ignore[var-annotated]
@@ -234,12 +307,17 @@ def test_a_budget_of_numbers_is_kept_and_used(
     falling = [d for _, d in sorted(zip(popularity, dims, strict=True))]
     assert falling == sorted(falling)
     if alpha == 0 and not power_of_two:
-        assert dims == [min(dim, int(budget // sum(rows) + 1e-9))] * len(rows) or len(set(dims)) == 1
+        assert (
+            dims == [min(dim, int(budget // sum(rows) + 1e-9))] * len(rows) or len(set(dims)) == 1
+        )
 
 
 def test_blocks_of_equal_popularity() -> None:
     counts = torch.tensor([40, 20, 10, 10, 5, 5, 4, 3, 2, 1])
-    tables = [LogTable(Numbering(10), 16, lambda: counts), LogTable(Numbering(10), 16, lambda: counts)]
+    tables = [
+        LogTable(Numbering(10), 16, lambda: counts),
+        LogTable(Numbering(10), 16, lambda: counts),
+    ]
     made = mixed_dimension.Config(alpha=0.5, blocks=2).settled(tables)
     assert made[0] == made[1] and made[0].edges == (2,)
     # the 60 lookups of the first two rows are 30 each, and the 40 of the others 5 each
@@ -250,7 +328,10 @@ def test_blocks_of_equal_popularity() -> None:
 
 def test_popularity_is_measured_over_all_tables() -> None:
     often, seldom = torch.full((10,), 100), torch.full((10,), 1)
-    tables = [LogTable(Numbering(10), 16, lambda: often), LogTable(Numbering(10), 16, lambda: seldom)]
+    tables = [
+        LogTable(Numbering(10), 16, lambda: often),
+        LogTable(Numbering(10), 16, lambda: seldom),
+    ]
     assert [one.dims for one in mixed_dimension.Config(alpha=0.3).settled(tables)] == [(16,), (4,)]
     halved = mixed_dimension.Config(alpha=0.3, budget=0.5).settled(tables)
     assert sum(one.dims[0] * 10 for one in halved) <= 0.5 * 320 and halved[0].dims > halved[1].dims
@@ -258,7 +339,10 @@ def test_popularity_is_measured_over_all_tables() -> None:
 
 def test_a_budget_is_kept_where_tables_differ_in_dim() -> None:
     often, seldom = torch.full((10,), 10), torch.full((10,), 1)
-    tables = [LogTable(Numbering(10), 16, lambda: seldom), LogTable(Numbering(10), 32, lambda: often)]
+    tables = [
+        LogTable(Numbering(10), 16, lambda: seldom),
+        LogTable(Numbering(10), 32, lambda: often),
+    ]
     made = mixed_dimension.Config(alpha=1.0, budget=0.5).settled(tables)
     assert 0.5 * 480 - 20 < sum(10 * one.dims[0] for one in made) <= 0.5 * 480
     assert [one.dims for one in mixed_dimension.Config(alpha=0.0).settled(tables)] == [(16,), (32,)]
@@ -266,8 +350,12 @@ def test_a_budget_is_kept_where_tables_differ_in_dim() -> None:
 
 def test_blocks_need_ids_by_frequency() -> None:
     for order in ("value", "hash"):
-        with pytest.raises(UserError, match="by frequency, and the log's .*; prepare it anew with kind"):
-            mixed_dimension.Config(blocks=2).settled([LogTable(Numbering(9, order), 4, lambda: torch.ones(9))])  # type: ignore[arg-type]
+        with pytest.raises(
+            UserError, match="by frequency, and the log's .*; prepare it anew with kind"
+        ):
+            mixed_dimension.Config(blocks=2).settled(
+                [LogTable(Numbering(9, order), 4, lambda: torch.ones(9))]
+            )  # type: ignore[arg-type]
     with pytest.raises(UserError, match="dims: not settled"):
         mixed_dimension.Config().build(Numbering(9))
     with pytest.raises(UserError, match="dims: 8 is more than the 4 of the model's vectors"):
@@ -278,7 +366,7 @@ def test_blocks_need_ids_by_frequency() -> None:
         mixed_dimension.Config(dims=(2, 1), edges=(9,)).build(Numbering(9))
 
 
-# -- sizes that stay -------------------------------------------------------------------------------------------------
+# -- sizes that stay -------------------------------------------------------------------------------
 
 SETTLED: dict[str, Any] = {
     "hashed": hashed.Config(),
@@ -304,7 +392,9 @@ def test_settled_sizes_make_the_same_rows_and_keep_them_when_the_log_grows(name:
     if name not in ("dims", "blocks"):
         assert all(
             torch.equal(a, b)
-            for a, b in zip(SETTLED[name].build(Numbering(100)).rows_of(ids), now.rows_of(ids), strict=False)
+            for a, b in zip(
+                SETTLED[name].build(Numbering(100)).rows_of(ids), now.rows_of(ids), strict=False
+            )
         )
     assert all(torch.equal(a, b) for a, b in zip(now.rows_of(ids), grown.rows_of(ids), strict=True))
     for one, other in zip(now.components(8), grown.components(8), strict=True):
@@ -312,7 +402,9 @@ def test_settled_sizes_make_the_same_rows_and_keep_them_when_the_log_grows(name:
 
 
 def test_a_partition_that_cannot_grow() -> None:
-    made = coprime.Config(sizes=(5, 21)).settled([LogTable(Numbering(100), 8, lambda: torch.ones(100))])[0]
+    made = coprime.Config(sizes=(5, 21)).settled(
+        [LogTable(Numbering(100), 8, lambda: torch.ones(100))]
+    )[0]
     assert made.build(Numbering(105)).sizes == (5, 21)
     with pytest.raises(UserError, match="sizes: 5 x 21 tell 105 ids apart, and there are 106"):
         made.build(Numbering(106))

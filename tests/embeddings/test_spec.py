@@ -11,6 +11,7 @@ import pytest
 
 from sparrow.core.config import Family, from_dict
 from sparrow.embeddings import TableChoices
+from sparrow.embeddings.sizes import memory_bytes
 from sparrow.embeddings.spec import STATES, Cache, Component
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
@@ -25,7 +26,10 @@ def test_the_page_has_the_bytes_of_every_row() -> None:
         (
             name,
             state,
-            *(str(Component(name="t", rows=1, dim=dim, format=make(name), state=state).bytes_row) for dim in DIMS),
+            *(
+                str(Component(name="t", rows=1, dim=dim, format=make(name), state=state).bytes_row)
+                for dim in DIMS
+            ),
         )
         for name in FAMILY.names()
         for state in STATES
@@ -42,10 +46,20 @@ def make(name: str) -> Any:
 def test_the_page_says_how_many_bytes_and_which_can_be_cut(name: str) -> None:
     (line,) = re.findall(rf"^\| `{name}` \| ([^|]+) \| [^|]+ \| ([\w ]+) \|$", PAGE, re.MULTILINE)
     fields = make(name).fields(17)
-    told = {"4 D": 68, "2 D": 34, "D + 8": 25, "D / 2 rounded up, + 4": 13, "D, and D / 32 rounded up": 18}
+    told = {
+        "4 D": 68,
+        "2 D": 34,
+        "D + 8": 25,
+        "D / 2 rounded up, + 4": 13,
+        "D, and D / 32 rounded up": 18,
+    }
     told |= {"3/4 D and D / 32, each rounded up": 14, "D / 2 and D / 32, each rounded up": 10}
     assert told[line[0].split(", of which")[0]] == sum(field.bytes_row for field in fields.values())
-    cuts = [at for at in range(1, 65) if not any(field.uncut((0, at), 65) for field in make(name).fields(65).values())]
+    cuts = [
+        at
+        for at in range(1, 65)
+        if not any(field.uncut((0, at), 65) for field in make(name).fields(65).values())
+    ]
     assert cuts == {"yes": [*range(1, 65)], "no": [], "between blocks of 32": [32, 64]}[line[1]]
 
 
@@ -55,10 +69,11 @@ def test_the_settings_of_the_page() -> None:
     assert cached.cache == Cache(fraction=0.05, policy="lru", protect=2)
     choices = from_dict(TableChoices, tomllib.loads(block)["tables"])
     kinds = [
-        (FAMILY.name_of(one.format), one.state) for one in (choices, choices.of("a", 5), choices.of("item", 10**6))
+        (FAMILY.name_of(one.format), one.state)
+        for one in (choices, choices.for_table("a", 5), choices.for_table("item", 10**6))
     ]
     assert kinds == [("int8", "bf16"), ("fp32", "bf16"), ("bf16", "fp32")]
-    assert choices.of("item", 10**6).format.rounding == "nearest"
+    assert choices.for_table("item", 10**6).format.rounding == "nearest"
 
 
 def test_the_page_has_the_bytes_of_cached_tables() -> None:
@@ -68,8 +83,12 @@ def test_the_page_has_the_bytes_of_cached_tables() -> None:
     for name, fraction, cells in told:
         for dim, cell in zip(DIMS, cells.split(" | "), strict=True):
             component = Component(
-                name="t", rows=rows, dim=dim, format=make(name), cache=Cache(fraction=float(fraction))
+                name="t",
+                rows=rows,
+                dim=dim,
+                format=make(name),
+                cache=Cache(fraction=float(fraction)),
             )
             whole = Component(name="t", rows=rows, dim=dim).bytes_row
-            each = component.bytes_of(rows, dim) / rows
+            each = memory_bytes(component, rows, dim) / rows
             assert cell == f"{each:.1f} ({whole / each:.2f})"

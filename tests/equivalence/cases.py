@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 import time
 from contextlib import redirect_stderr, redirect_stdout
@@ -18,20 +19,35 @@ import torch
 from torch import Tensor
 
 from sparrow import checkpoint
-from sparrow.analysis.numerics import auto
+from sparrow.apps.numerics import auto
 from sparrow.cli import train as command
 from sparrow.core import Batch, Jagged, KeyedJagged, UserError
-from sparrow.distributed import Codec, Pending, World
+from sparrow.distributed import Codec, Pending, World, begin_world
 from sparrow.distributed.codecs import Unit, cast
-from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec, unallocated
+from sparrow.distributed.mesh import MeshWorld
+from sparrow.embeddings import (
+    ON_CPU,
+    UNALLOCATED,
+    Direct,
+    EmbeddingTables,
+    Feature,
+    Hashed,
+    Placement,
+    TableSpec,
+)
+from sparrow.extensions.low_precision.probe import Probe
+from sparrow.extensions.low_precision.watch import Operands
+from sparrow.extensions.warm_start import pretrained
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import Precision
-from sparrow.layers.watch import Operands
+from sparrow.layers.precision import Precision
 from sparrow.metrics import Streaming, evaluate_labels, folded
+from sparrow.models import Offset
 from sparrow.sharding import Codecs, Layout, copies, shard
 from sparrow.trained.build import load_weights
+from sparrow.trained.dense import optimizer_state
+from sparrow.training import many_ranks
 from sparrow.training.loop import Trainer
-from sparrow.training.probe import Probe
+from sparrow.training.many_ranks import ManyRanks
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
 from tests.runs import run_of
@@ -54,7 +70,9 @@ class Sparse:
     def decode(self, data: Tensor, rows: int, dim: int) -> Tensor:
         count = len(data) // 12
         out = torch.zeros(rows * dim)
-        out[data[: 8 * count].clone().view(torch.int64)] = data[8 * count :].clone().view(torch.float32)
+        out[data[: 8 * count].clone().view(torch.int64)] = (
+            data[8 * count :].clone().view(torch.float32)
+        )
         return out.view(rows, dim)
 
     def size(self, rows: int, dim: int) -> int | None:
@@ -64,7 +82,10 @@ class Sparse:
         return torch.zeros_like(block_ND)
 
 
-def tables(rule: RowRule, poolings: tuple[str, ...], mode: str, dims: tuple[int, ...] = DIMS) -> EmbeddingTables:
+def tables(
+    rule: RowRule, poolings: tuple[str, ...], mode: str, dims: tuple[int, ...] = DIMS,
+    placement: Placement = ON_CPU,
+) -> EmbeddingTables:  # fmt: skip
     """Three tables, four features: two share the first table."""
     specs = [
         TableSpec(name="a", dim=dims[0], addressing=Direct(ROWS[0]), rule=rule),
@@ -73,7 +94,7 @@ def tables(rule: RowRule, poolings: tuple[str, ...], mode: str, dims: tuple[int,
     ]
     of = zip(("f1", "f2", "f3", "f4"), ("a", "b", "a", "c"), poolings, strict=True)
     features = [Feature(name=name, table=table, pooling=pooling) for name, table, pooling in of]  # type: ignore[arg-type]
-    return EmbeddingTables(specs, features, seed=3, mode=mode)  # type: ignore[arg-type]
+    return EmbeddingTables(specs, features, seed=3, mode=mode, placement=placement)  # type: ignore[arg-type]
 
 
 def ids(seed: int, batch: int, most: int, weighted: bool) -> KeyedJagged:
@@ -83,11 +104,17 @@ def ids(seed: int, batch: int, most: int, weighted: bool) -> KeyedJagged:
     lengths = torch.randint(low, most + 1, (4 * batch,), generator=random)
     ends = [0, *lengths.view(4, batch).sum(1).cumsum(0).tolist()] if batch else [0] * 5
     limits = (ROWS[0], 1 << 40, ROWS[0], ROWS[2] + 5)
-    values = [torch.randint(0, n, (ends[i + 1] - ends[i],), generator=random) for i, n in enumerate(limits)]
+    values = [
+        torch.randint(0, n, (ends[i + 1] - ends[i],), generator=random)
+        for i, n in enumerate(limits)
+    ]
     weights_N = torch.rand(int(lengths.sum()), generator=random) if weighted else None
     return KeyedJagged(
-        keys=("f1", "f2", "f3", "f4"), values_N=torch.cat(values), lengths=lengths, weights_N=weights_N
-    )  # fmt: skip
+        keys=("f1", "f2", "f3", "f4"),
+        values_N=torch.cat(values),
+        lengths=lengths,
+        weights_N=weights_N,
+    )
 
 
 def upstream(shape: torch.Size, seed: int, whole: bool = False) -> Tensor:
@@ -102,23 +129,34 @@ def flat(found: dict[str, Tensor | Jagged]) -> dict[str, Tensor]:
 
 
 def train(
-    world: World, plan: dict[str, Layout], rule: RowRule, poolings: tuple[str, ...], mode: str, batches: list[int],
-    most: int, weighted: bool, steps: int, codecs: tuple[Codec, Codec] = (cast.Config(), cast.Config()),
-    ahead: bool = False, unique: bool = False, scale: float = 1.0, dims: tuple[int, ...] = DIMS,
+    world: World,
+    plan: dict[str, Layout],
+    rule: RowRule,
+    poolings: tuple[str, ...],
+    mode: str,
+    batches: list[int],
+    most: int,
+    weighted: bool,
+    steps: int,
+    codecs: tuple[Codec, Codec] = (cast.Config(), cast.Config()),
+    ahead: bool = False,
+    unique: bool = False,
+    scale: float = 1.0,
+    dims: tuple[int, ...] = DIMS,
     before: Codec = EXACT,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Some steps of the tables alone: each step's vectors, then the rows that are here.
 
     unique: see `grouped`. before: by which gradients are rounded before they leave.
     """
-    with unallocated():
-        whole = tables(rule, poolings, mode, dims)
-    shard(whole, plan, world, Codecs(forward=codecs[0], backward=codecs[1]))
-    sharded = whole
+    sharded = tables(rule, poolings, mode, dims, UNALLOCATED)
+    shard(sharded, plan, world, Codecs(forward=codecs[0], backward=codecs[1]))
     found = []
     begun = world.meter.bytes.copy()
     for step in range(steps):
-        mine = (grouped if unique else ids)(100 * step + world.rank, batches[world.rank], most, weighted)
+        mine = (grouped if unique else ids)(
+            100 * step + world.rank, batches[world.rank], most, weighted
+        )
         if ahead:
             sharded.prefetch(mine)
         out = expanded(sharded(mine))
@@ -135,8 +173,12 @@ def train(
     return {"vectors": found, "chunks": chunks, "all rows": rows, "bytes": sent, "oov": oov}
 
 
-def copied(world: World, way: bool | None, rule: RowRule, batches: list[int], most: int) -> dict[str, Any]:
-    """Steps of copied tables; way: whether whole tables travel or rows, None for what takes fewer bytes."""
+def copied(
+    world: World, way: bool | None, rule: RowRule, batches: list[int], most: int
+) -> dict[str, Any]:
+    """Steps of copied tables; way: whether whole tables travel or rows, None for what takes fewer
+    bytes.
+    """
     found, chosen = copies.is_dense, []
 
     def is_dense(*arguments: Any) -> bool:
@@ -146,28 +188,37 @@ def copied(world: World, way: bool | None, rule: RowRule, batches: list[int], mo
     copies.is_dense = is_dense
     try:
         plan = dict.fromkeys("abc", Layout())
-        out = train(world, plan, rule, ("sum", "mean", "none", "sum"), "fused", batches, most, True, 3)
+        out = train(
+            world, plan, rule, ("sum", "mean", "none", "sum"), "fused", batches, most, True, 3
+        )
     finally:
         copies.is_dense = found
     return {**out, "chosen": set(chosen)}
 
 
 def grouped(seed: int, batch: int, most: int, weighted: bool) -> KeyedJagged:
-    """As `ids`, but f2 and f3 are a dedup group, whose rows are half as many; weights are 1/2, 1 or 2.
+    """As `ids`, but f2 and f3 are a dedup group, whose rows are half as many; weights are 1/2, 1 or
+    2.
 
     With gradients of whole numbers no sum of theirs is ever rounded.
     """
-    whole, unique = ids(seed, batch, most, weighted), ids(seed + 50, (batch + 1) // 2, most, weighted)
+    whole, unique = (
+        ids(seed, batch, most, weighted),
+        ids(seed + 50, (batch + 1) // 2, most, weighted),
+    )
     parts = [(unique if key in ("f2", "f3") else whole)[key] for key in whole.keys]
     random = torch.Generator().manual_seed(seed)
     inverse_B = torch.randint(0, max((batch + 1) // 2, 1), (batch,), generator=random)
     return KeyedJagged(
-        keys=whole.keys, values_N=torch.cat([p.values_N for p in parts]),
+        keys=whole.keys,
+        values_N=torch.cat([p.values_N for p in parts]),
         lengths=torch.cat([p.lengths_B for p in parts]),
-        weights_N=torch.cat([2 ** (p.weights_N * 3 - 1).floor() for p in parts]) if weighted else None,
+        weights_N=(
+            torch.cat([2 ** (p.weights_N * 3 - 1).floor() for p in parts]) if weighted else None
+        ),
         inverse_B={("f2", "f3"): inverse_B, ("f4",): torch.arange(batch)},
         rows=tuple(len(p.lengths_B) for p in parts),
-    )  # fmt: skip
+    )
 
 
 def expanded(found: dict[str, Tensor | Jagged]) -> dict[str, Tensor]:
@@ -183,8 +234,12 @@ def expanded(found: dict[str, Tensor | Jagged]) -> dict[str, Tensor]:
     return out
 
 
-def norm(world: World, plan: dict[str, Layout], rule: RowRule, spoilt: bool, shares: int = 1) -> float:
-    """The norm of all gradients, as a step's guard and clipping see it; of so many ranks' shares in one process."""
+def norm(
+    world: World, plan: dict[str, Layout], rule: RowRule, spoilt: bool, shares: int = 1
+) -> float:
+    """The norm of all gradients, as a step's guard and clipping see it; of so many ranks' shares in
+    one process.
+    """
     tables_here: Any = tables(rule, ("sum",) * 4, "deferred")
     if world.size > 1:
         shard(tables_here, plan, world, Codecs())
@@ -195,13 +250,18 @@ def norm(world: World, plan: dict[str, Layout], rule: RowRule, spoilt: bool, sha
             loss = loss + out["f2"].sum() * float("inf")
         torch.as_tensor(loss).backward()
     ranks: Any = SimpleNamespace(world=world)
-    (squared,) = Ranks.sums(ranks, [Ranks.squared_norm(ranks, [], [tables_here])])
+    kind = ManyRanks if world.size > 1 else Ranks
+    (squared,) = kind.sums(ranks, [kind.squared_norm(ranks, [], [tables_here])])
     tables_here.discard()
     return math.sqrt(squared)
 
 
-def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], again: bool) -> dict[str, Any]:
-    """A training job; with `again` one rank is told to stop in the middle, all do, and another job goes on."""
+def fit(
+    world: World, prepared: str, run_dir: str, changes: dict[str, Any], again: bool
+) -> dict[str, Any]:
+    """A training job; with `again` one rank is told to stop in the middle, all do, and another job
+    goes on.
+    """
     if again:
         half(world, prepared, run_dir, changes)
     return rest(world, prepared, run_dir, changes, again)
@@ -210,17 +270,19 @@ def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], agai
 def half(world: World, prepared: str, run_dir: str, changes: dict[str, Any]) -> None:
     """A training job of which one rank is told to stop in the middle, and all do."""
     first = Trainer(run_of(prepared, run_dir, **changes))
-    take, middle = first.take_step, first.total_steps // 2
+    take, middle = first.course.take_step, first.total_steps // 2
 
-    def told(micro: Any, flags: tuple[bool, bool], *more: Any) -> Any:
-        return take(micro, (world.rank == 1 and first.step == middle, flags[1]), *more)
+    def told(shares: Any, step: int, flags: tuple[bool, bool]) -> Any:
+        return take(shares, step, (world.rank == 1 and step == middle, flags[1]))
 
-    first.take_step = told  # type: ignore[assignment]
+    first.course.take_step = told  # type: ignore[assignment]
     assert first.fit()["step"] == middle + 1 < first.total_steps
     first.ranks.world.leave()
 
 
-def rest(world: World, prepared: str, run_dir: str, changes: dict[str, Any], resume: bool) -> dict[str, Any]:
+def rest(
+    world: World, prepared: str, run_dir: str, changes: dict[str, Any], resume: bool
+) -> dict[str, Any]:
     """A training job to its end."""
     trainer = Trainer(run_of(prepared, run_dir, **changes), resume=resume)
     results = trainer.fit()
@@ -230,14 +292,24 @@ def rest(world: World, prepared: str, run_dir: str, changes: dict[str, Any], res
 
 
 def fit_spoilt(
-    world: World, prepared: str, run_dir: str, changes: dict[str, Any], spoilt: dict[tuple[int, int], tuple[str, int]]
+    world: World,
+    prepared: str,
+    run_dir: str,
+    changes: dict[str, Any],
+    spoilt: dict[tuple[int, int], tuple[str, int]],
 ) -> dict[str, Any]:
-    """As `fit`, but the loss ("loss"), the scores too ("scores") or a gradient ("gradient") is not finite in some.
+    """As `fit`, but the loss ("loss"), the scores too ("scores") or a gradient ("gradient") is not
+    finite in some.
 
-    spoilt: (step, batch of the step) -> which, and on which rank alone; in one process it befalls the whole batch.
+    spoilt: (step, batch of the step) -> which, and on which rank alone; in one process it befalls
+    the whole batch.
     """
     trainer = Trainer(run_of(prepared, run_dir, **changes))
-    learn, calls, apiece = trainer.take_step.learn, itertools.count(), trainer.run.loop.accumulate
+    learn, calls, apiece = (
+        trainer.course.take_step.learn,
+        itertools.count(),
+        trainer.run.loop.accumulate,
+    )
 
     def spoiling(batch: Batch) -> tuple[Tensor, Tensor]:
         loss, scores_BT = learn(batch)
@@ -249,7 +321,7 @@ def fit_spoilt(
             return loss, scores_BT
         return loss * float("nan"), scores_BT * float("nan") if kind == "scores" else scores_BT
 
-    trainer.take_step.learn = spoiling
+    trainer.course.take_step.learn = spoiling
     results = trainer.fit()
     trainer.ranks.world.leave()
     dense = {name: value.clone() for name, value in trainer.model.state_dict().items()}
@@ -287,13 +359,19 @@ def scored(kind: str, rows: int = 400) -> dict[str, Tensor]:
             found["labels"][::3, 0] = torch.nan
         case "a label that all rows lack":
             found["labels"][:, 0] = torch.nan
+        case "shares":  # on the last rank alone
+            found["labels"][-9:] = torch.rand(9, 2, generator=random)
         case "few rows":
             found = {name: column[:3] for name, column in found.items()}
     return found
 
 
-def evaluated(world: World, kind: str, weighted: bool, exact: bool) -> tuple[list[dict[str, float]], int, int]:
-    """Metrics of rows of which each rank scores some, the first one a third; bytes sent for AUC and GAUC."""
+def evaluated(
+    world: World, kind: str, weighted: bool, exact: bool
+) -> tuple[list[dict[str, float]], int, int]:
+    """Metrics of rows of which each rank scores some, the first one a third; bytes sent for AUC and
+    GAUC.
+    """
     rows = scored(kind)
     count, others, before = len(rows["scores"]), max(world.size - 1, 1), world.meter.bytes.copy()
     first = count // 3 if world.size > 1 else count
@@ -315,13 +393,16 @@ def evaluated(world: World, kind: str, weighted: bool, exact: bool) -> tuple[lis
     torch.set_num_threads(threads)
     sent = world.meter.bytes - before
     auc, gauc = (
-        sum(n for (what, link), n in sent.items() if what == name and link != "self") for name in ("auc", "gauc")
+        sum(n for (what, link), n in sent.items() if what == name and link != "self")
+        for name in ("auc", "gauc")
     )
     return found, auc, gauc
 
 
 def judged_in_parts(world: World, stops: list[int]) -> list[float]:
-    """Metrics of a stream in which each rank judges rows of its own, saved and taken up again behind these steps."""
+    """Metrics of a stream in which each rank judges rows of its own, saved and taken up again
+    behind these steps.
+    """
     drawn = torch.Generator().manual_seed(world.rank)
     mine = Streaming()
     for step in range(12):
@@ -336,25 +417,37 @@ def judged_in_parts(world: World, stops: list[int]) -> list[float]:
 
 
 def refused(world: World, prepared: str, run_dir: str, changes: list[dict[str, Any]]) -> str:
-    """What training says that does not begin, each rank with settings of its own. sources: another Sparrow's.
+    """What training says that does not begin, each rank with settings of its own. sources: another
+    Sparrow's.
 
-    late: files of `init_from` are links to those of this folder, each of which is there as soon as one waits for it.
+    late: files of `init_from` are hard links to those of this folder, each of which is there when
+    one waits for it. swap: file of vectors -> the one that lies there on this rank.
     """
-    mine, wait = dict(changes[world.rank]), RunDir._await
-    log, sources, place = mine.pop("log", prepared), mine.pop("sources", None), mine.pop("run_dir", run_dir)
-    late = mine.pop("late", None)
+    mine, wait = dict(changes[world.rank]), RunDir.await_file
+    log, sources, place = (
+        mine.pop("log", prepared),
+        mine.pop("sources", None),
+        mine.pop("run_dir", run_dir),
+    )
+    late, swap = mine.pop("late", None), mine.pop("swap", {})
 
     def arrives(folder: RunDir, path: Path, *how: Any) -> None:
         if late and not path.exists() and path.is_relative_to(mine["init_from"]):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(late / path.relative_to(mine["init_from"]))
+            os.link(late / path.relative_to(mine["init_from"]), path)
         wait(folder, path, *how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunDir, "_await", arrives)
+        patch.setattr(RunDir, "await_file", arrives)
         patch.setattr("sparrow.training.rundir.PATIENCE_S", mine.pop("patience_s", 60.0))
+        rows = pretrained._rows
+        patch.setattr(
+            pretrained, "_rows", lambda file, *how: rows(Path(swap.get(str(file), file)), *how)
+        )
+        digest = pretrained.sha256
+        patch.setattr(pretrained, "sha256", lambda file: digest(Path(swap.get(str(file), file))))
         if sources:
-            patch.setattr("sparrow.training.ranks._sources", lambda: sources)
+            patch.setattr(many_ranks, "_sources", lambda: sources)
         try:
             fit(world, log, place, mine, False)
         except UserError as error:
@@ -362,14 +455,35 @@ def refused(world: World, prepared: str, run_dir: str, changes: list[dict[str, A
     return ""
 
 
-def fit_with_a_stale_view(world: World, prepared: str, run_dir: str, changes: dict[str, Any], late_s: float) -> str:
-    """Two jobs, the second of which goes on; rank 1 sees checkpoints so late and lists none. What a rank says."""
+def refused_fit(
+    world: World, prepared: str, run_dir: str, changes: dict[str, Any], resume: bool
+) -> tuple[str, int]:
+    """What training says that does not begin, and how many models this rank had fitted whole
+    before.
+    """
+    fits = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Offset, "fit", lambda model, *how: fits.append(1))
+        try:
+            rest(world, prepared, run_dir, changes, resume)
+        except UserError as error:
+            return str(error), len(fits)
+    return "", len(fits)
+
+
+def fit_with_a_stale_view(
+    world: World, prepared: str, run_dir: str, changes: dict[str, Any], late_s: float
+) -> str:
+    """Two jobs, the second of which goes on; rank 1 sees checkpoints so late and lists none. What a
+    rank says.
+    """
     exists, begun = Path.exists, dict[Path, float]()
 
     def late(path: Path, **how: Any) -> bool:
         of_checkpoint = any(part.startswith("step-") for part in path.parts)
         return exists(path, **how) and (
-            not of_checkpoint or time.monotonic() - begun.setdefault(path, time.monotonic()) > late_s
+            not of_checkpoint
+            or time.monotonic() - begun.setdefault(path, time.monotonic()) > late_s
         )
 
     with pytest.MonkeyPatch.context() as patch:
@@ -386,7 +500,11 @@ def fit_with_a_stale_view(world: World, prepared: str, run_dir: str, changes: di
 
 def commanded(world: World, arguments: list[list[str]]) -> str:
     """What `sparrow train` refuses, each rank with arguments of its own."""
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(StringIO()),
+        redirect_stderr(StringIO()),
+    ):
         patch.setattr(World, "end", World.leave)
         try:
             command.main(arguments[world.rank])
@@ -398,7 +516,7 @@ def commanded(world: World, arguments: list[list[str]]) -> str:
 def begun_with(world: World, local_sizes: list[int]) -> str:
     """What a world says that does not begin: each rank's ranks a host."""
     try:
-        World.begin(local_size=local_sizes[world.rank])
+        begin_world(local_size=local_sizes[world.rank])
     except UserError as error:
         return str(error)
     return ""
@@ -407,14 +525,18 @@ def begun_with(world: World, local_sizes: list[int]) -> str:
 HOST = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
 
 
-def waits(world: World, prepared: str, run_dir: str, changes: dict[str, Any], control: bool) -> list[str]:
-    """What a rank waits for between forward and backward: collectives, and numbers of tensors that the host asks for.
+def waits(
+    world: World, prepared: str, run_dir: str, changes: dict[str, Any], control: bool
+) -> list[str]:
+    """What a rank waits for between forward and backward: collectives, and numbers of tensors that
+    the host asks for.
 
-    control: with one that does. What the thread beside the loop asks of judged scores keeps no step waiting.
+    control: with one that does. What the thread beside the loop asks of judged scores keeps no step
+    waiting.
     """
     loop = threading.get_ident()
     trainer = Trainer(run_of(prepared, run_dir, **changes))
-    learn, seen, between = trainer.take_step.learn, list[str](), False
+    learn, seen, between = trainer.course.take_step.learn, list[str](), False
 
     def learned(batch: Batch) -> tuple[Tensor, Tensor]:
         nonlocal between
@@ -434,9 +556,11 @@ def waits(world: World, prepared: str, run_dir: str, changes: dict[str, Any], co
 
         return inner
 
-    trainer.take_step.learn = learned
+    trainer.course.take_step.learn = learned
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "backward", watched("backward", torch.Tensor.backward, ends=True))
+        patch.setattr(
+            torch.Tensor, "backward", watched("backward", torch.Tensor.backward, ends=True)
+        )
         patch.setattr(World, "at", watched("at", World.at))
         patch.setattr(Pending, "wait", watched("wait", Pending.wait))
         for name in HOST:
@@ -448,43 +572,50 @@ def waits(world: World, prepared: str, run_dir: str, changes: dict[str, Any], co
 
 def save(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -> list[Any]:
     """Train a little and save; the chunks that are here."""
-    with unallocated():
-        whole = tables(rule, ("sum", "mean", "sum", "none"), "fused")
-    shard(whole, plan, world, Codecs())
-    sharded = whole
+    sharded = tables(rule, ("sum", "mean", "sum", "none"), "fused", placement=UNALLOCATED)
+    shard(sharded, plan, world, Codecs())
     out = flat(sharded(ids(world.rank, 6, 4, False)))
     torch.as_tensor(sum(v.square().sum() for v in out.values())).backward()
     sharded.update()
     chunks, dense = list(sharded.chunks()), torch.nn.ModuleList([sharded]).state_dict()
     checkpoint.save(
-        Path(directory), 1, identity={}, state={}, parts={"dense": dense}, chunks=chunks,
-        team=checkpoint.Team(rank=world.rank, ranks=world.size, all_written=lambda: world.barrier("checkpoint")),
-    )  # fmt: skip
+        Path(directory),
+        1,
+        identity={},
+        state={},
+        parts={"dense": dense},
+        chunks=chunks,
+        team=checkpoint.Team(
+            rank=world.rank, ranks=world.size, all_written=lambda: world.barrier("checkpoint")
+        ),
+    )
     world.barrier("checkpoint")
     return plain(chunks)
 
 
 def load(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -> list[Any]:
     """What is here of a checkpoint, by another plan."""
-    with unallocated():
-        whole = tables(rule, ("sum", "mean", "sum", "none"), "fused")
-    shard(whole, plan, world, Codecs())
-    sharded = whole
+    sharded = tables(rule, ("sum", "mean", "sum", "none"), "fused", placement=UNALLOCATED)
+    shard(sharded, plan, world, Codecs())
     load_weights(torch.nn.ModuleList([sharded]), checkpoint.load(Path(directory)))
     return plain(sharded.chunks())
 
 
 def plain(chunks: Any) -> list[Any]:
     """Chunks as plain values."""
-    return [(c.table, c.rows, c.columns, {n: t.clone() for n, t in c.fields.items()}) for c in chunks]
+    return [
+        (c.table, c.rows, c.columns, {n: t.clone() for n, t in c.fields.items()}) for c in chunks
+    ]
 
 
 def launched(
     world: World, prepared: str, run_dir: str, changes: dict[str, Any], lanes: bool
 ) -> tuple[list[tuple[str, str, str]], dict[str, Any]]:
-    """What a rank launched of a training job, in order, and its last evaluation. lanes: as on GPUs."""
+    """What a rank launched of a training job, in order, and its last evaluation. lanes: as on
+    GPUs.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(World, "has_lanes", lanes)
+        patch.setattr(MeshWorld, "has_lanes", lanes)
         trainer = Trainer(run_of(prepared, run_dir, **changes))
         results = trainer.fit()
         order = list(trainer.ranks.world.launched)
@@ -505,7 +636,9 @@ def operands(size: int) -> list[tuple[str, Operands]]:
     for rank in range(size):
         for name, columns in (("a", 5), ("b", 4)):
             rows = 0 if name == "b" and rank == 0 else 7 + 3 * rank
-            found.append((name, Operands(drawn(rows, columns), torch.ones(2, columns), drawn(rows, 2), rows)))
+            found.append(
+                (name, Operands(drawn(rows, columns), torch.ones(2, columns), drawn(rows, 2), rows))
+            )
         for name, longer in (("c", 0), ("d", rank)):
             rows, x, y = 5 + rank, 3 + longer, 2 + longer
             two = Operands(drawn(rows, x, 4), drawn(rows, y, 4), drawn(rows, x, y), rows * x, True)
@@ -515,12 +648,12 @@ def operands(size: int) -> list[tuple[str, Operands]]:
 
 def probed(world: World, run_dir: str) -> None:
     """A probe of which each rank sees its share of `operands`."""
-    mine, at = Probe(torch.nn.Linear(1, 1), 64, world), 0
+    mine, at = Probe(torch.nn.Linear(1, 1), 64, world, folder=Path(run_dir)), 0
     for name, of in operands(world.size):
         at += name == "a"  # each rank has rows of it
         if at - 1 == world.rank:
             mine.see(name, of)
-    mine.save(Path(run_dir), 3)
+    mine.before_save(3)
 
 
 def settled(
@@ -528,10 +661,11 @@ def settled(
 ) -> tuple[Precision, Precision, int | None, list[str]]:
     """The precision on which `auto` settles, once more for a run that goes on, and what it refuses.
 
-    By the times of rank 0 bf16 is faster, and by all others' fp32. Also how many rows the probe had seen of the head.
+    By the times of rank 0 bf16 is faster, and by all others' fp32. Also how many rows the probe had
+    seen of the head.
     """
     seen: list[int] = []
-    gathered, init = auto.gathered, Probe.__init__
+    gathered, init = auto.gather_sites, Probe.__init__
 
     def gathering(found: Any, dataset: Any, learned: Any, told: Any) -> Any:
         seen.append(learned["head.weight"].x.count)
@@ -544,18 +678,68 @@ def settled(
         patch.setattr(auto, "STEPS", 6)
         patch.setattr(auto, "ROWS", 300)
         patch.setattr(auto, "BUDGET", 1.0)
-        patch.setattr(auto, "gathered", gathering)
-        patch.setattr(Probe, "__init__", lambda self, *args, **how: init(self, *args, **{"every": 3, **how}))
-        patch.setattr("sparrow.analysis.numerics.dispatch.milliseconds", times)
-        patch.setattr("sparrow.layers.candidates.bf16.missing", lambda device: "")
+        patch.setattr(auto, "gather_sites", gathering)
+        patch.setattr(
+            Probe,
+            "__init__",
+            lambda self, *args, **how: init(self, *args, **{"interval": 3, **how}),
+        )
+        patch.setattr("sparrow.apps.numerics.dispatch.milliseconds", times)
+        patch.setattr("sparrow.layers.precisions.bf16.missing", lambda device: "")
         run = run_of(prepared, run_dir, **changes)
-        first = auto.settled(run, resume=False, overwrite=False).precision
+        first = auto.choose_precision(run, resume=False, overwrite=False).precision
         refused = []
         patch.setattr(auto, "_try", lambda *what: pytest.fail("it trained"))
-        again = auto.settled(run, resume=True, overwrite=False).precision
+        again = auto.choose_precision(run, resume=True, overwrite=False).precision
         for more in ({"compile": True}, {"sharding.ranks_per_host": 1}):
             if "ssd" in changes or "compile" in more:
                 with pytest.raises(UserError) as error:
-                    auto.settled(run_of(prepared, run_dir, **changes | more), resume=False, overwrite=True)
+                    auto.choose_precision(
+                        run_of(prepared, run_dir, **changes | more), resume=False, overwrite=True
+                    )
                 refused.append(str(error.value))
     return first, again, seen[0] if seen else None, [*refused, ""][:2]
+
+
+def agreed(
+    world: World, prepared: str, run_dir: str, settings: list[dict[str, Any]], drifts: bool
+) -> dict[str, Any]:
+    """A training job, each rank with settings of its own: all that every rank is to have alike.
+
+    drifts: whether the last rank's dense weights are others before the last checkpoint, as of
+    another processor.
+    """
+    notes: list[str] = []
+    fits = [world.rank]
+
+    def hear(event: str, values: dict[str, Any]) -> None:
+        notes.extend([values["text"]] if event == "note" else [])
+
+    trainer = Trainer(
+        run_of(prepared, run_dir, **settings[world.rank % len(settings)]), listener=hear
+    )
+    fitted = getattr(trainer.model.model, "fit", None)
+    if fitted is not None:
+        trainer.model.model.fit = lambda *of: (fits.append(world.rank), fitted(*of))
+    save, last = trainer.save, trainer.total_steps
+
+    def drift() -> None:
+        if drifts and world.rank == world.size - 1 and trainer.step == last != trainer.saved_step:
+            with torch.no_grad():
+                trainer.dense[0].mul_(1 + 1e-6)
+        save()
+
+    trainer.save = drift  # type: ignore[method-assign]
+    results = trainer.fit()
+    trainer.ranks.world.leave()
+    dense = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    state = optimizer_state(trainer.model, trainer.optimizer)
+    kept = {":".join(names): value.clone() for names, value in state.items()}
+    parts = results["best"].get("parts", {})
+    return {
+        "dense": dense,
+        "optimizer": kept,
+        "parts": parts,
+        "notes": notes,
+        "fits": len(fits) - 1,
+    }

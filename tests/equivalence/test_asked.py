@@ -21,12 +21,12 @@ from tests.runs import run_of
 
 pytest.importorskip("starlette", reason="needs the extra [serve]")
 
-from sparrow.serving.service.app import Service
-from sparrow.serving.service.lookups.items import Items
-from sparrow.serving.service.settings import Settings
-from sparrow.serving.service.versions import Versions
-from tests.serving.service.asking import ask
-from tests.serving.service.conftest import PATIENT
+from sparrow.apps.service.app import Service
+from sparrow.apps.service.lookups.items import Items
+from sparrow.apps.service.settings import Settings
+from sparrow.apps.service.versions import Versions
+from tests.apps.service.asking import ask
+from tests.apps.service.conftest import PATIENT
 
 COUNT = 20
 
@@ -34,7 +34,10 @@ COUNT = 20
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> Scorer:
     place = tmp_path_factory.mktemp("asked")
-    columns = raw(800) | {"item": [f"i{i % 30}" for i in range(800)], "kind": [f"k{i % 30 % 4}" for i in range(800)]}
+    columns = raw(800) | {
+        "item": [f"i{i % 30}" for i in range(800)],
+        "kind": [f"k{i % 30 % 4}" for i in range(800)],
+    }
     log = write(place / "log.parquet", columns)
     schema = Schema(
         columns={
@@ -52,7 +55,13 @@ def scorer(tmp_path_factory: pytest.TempPathFactory) -> Scorer:
         encodings={name: Encoding(min_count=1) for name in ("user", "item", "kind", "pair", "own")},
     )
     data.prepare([log], place / "prepared", schema=schema)
-    train(run_of(place / "prepared", place / "run", **{"model.name": "dcnv2", "model.dim": 4, "data.batch_size": 50}))
+    train(
+        run_of(
+            place / "prepared",
+            place / "run",
+            **{"model.name": "dcnv2", "model.dim": 4, "data.batch_size": 50},
+        )
+    )
     export(place / "run", place / "model", [log])
     return load(place / "model")
 
@@ -61,7 +70,11 @@ def candidates() -> dict[str, list[Any]]:
     """Of a request: the third one has no vector."""
     x_BS = np.random.default_rng(9).normal(3, 1, (COUNT, SIZE)).astype(np.float32).tolist()
     items = [f"i{i}" for i in range(COUNT)]
-    return {"item": items, "kind": [f"k{i % 4}" for i in range(COUNT)], "emb": [*x_BS[:2], None, *x_BS[3:]]}
+    return {
+        "item": items,
+        "kind": [f"k{i % 4}" for i in range(COUNT)],
+        "emb": [*x_BS[:2], None, *x_BS[3:]],
+    }
 
 
 def service_of(scorer: Scorer, items: Items | None = None) -> Service:
@@ -91,30 +104,65 @@ def test_rank_infer_and_explain(scorer: Scorer) -> None:
             "emb": ("FP32", flat),
             "emb:lengths": ("INT64", lengths),
         }
-        inputs = [{"name": n, "datatype": kind, "shape": [len(x)], "data": x} for n, (kind, x) in tensors.items()]
+        inputs = [
+            {"name": n, "datatype": kind, "shape": [len(x)], "data": x}
+            for n, (kind, x) in tensors.items()
+        ]
         made = ask(service, "/v2/models/model/infer", {"inputs": inputs}).json
         assert "error" not in made, made
         assert np.abs(np.array(made["outputs"][0]["data"]) - wanted).max() < 1e-6
-        inputs_of = {one["name"]: one["datatype"] for one in ask(service, "/v2/models/model").json["inputs"]}
-        assert set(inputs_of) == set(tensors) and inputs_of["emb"] == "FP32" and inputs_of["emb:lengths"] == "INT64"
-        features = ask(service, "/explain/2", {"user": USER, "candidates": candidates()}).json["features"]
+        inputs_of = {
+            one["name"]: one["datatype"] for one in ask(service, "/v2/models/model").json["inputs"]
+        }
+        assert (
+            set(inputs_of) == set(tensors)
+            and inputs_of["emb"] == "FP32"
+            and inputs_of["emb:lengths"] == "INT64"
+        )
+        features = ask(service, "/explain/2", {"user": USER, "candidates": candidates()}).json[
+            "features"
+        ]
         vector = next(one for one in features if one["feature"] == "emb")
-        assert vector["odd"] == {"missing": 1} and vector["kind"] == "vector" and len(vector["became"]) == SIZE
-        assert {one["feature"] for one in features} == {"user", "item", "kind", "n", "emb", "seen", "rate"}
+        assert (
+            vector["odd"] == {"missing": 1}
+            and vector["kind"] == "vector"
+            and len(vector["became"]) == SIZE
+        )
+        assert {one["feature"] for one in features} == {
+            "user",
+            "item",
+            "kind",
+            "n",
+            "emb",
+            "seen",
+            "rate",
+        }
         described = ask(service, "/openapi.json").json["paths"]["/rank"]["post"]["requestBody"]
-        user = described["content"]["application/json"]["schema"]["properties"]["user"]["properties"]
-        assert user["emb"]["minItems"] == user["emb"]["maxItems"] == SIZE and set(user) == set(scorer.encoder.sources)
+        user = described["content"]["application/json"]["schema"]["properties"]["user"][
+            "properties"
+        ]
+        assert user["emb"]["minItems"] == user["emb"]["maxItems"] == SIZE and set(user) == set(
+            scorer.encoder.sources
+        )
         wrong = {"user": USER, "candidates": candidates() | {"emb": [[0.5]] * COUNT}}
         got = ask(service, "/rank", wrong)
-        assert got.status == 400 and "a vector of 1 numbers where others have 6; give a list of 6" in got.json["error"]
+        assert (
+            got.status == 400
+            and "a vector of 1 numbers where others have 6; give a list of 6" in got.json["error"]
+        )
     finally:
         service.batcher.close()
 
 
-def test_a_catalogue_has_vectors_and_crosses_of_its_own_columns(scorer: Scorer, tmp_path: Path) -> None:
+def test_a_catalogue_has_vectors_and_crosses_of_its_own_columns(
+    scorer: Scorer, tmp_path: Path
+) -> None:
     columns = candidates()
     pq.write_table(pa.table(columns), tmp_path / "items.parquet")
-    service, wanted = service_of(scorer, Items(tmp_path / "items.parquet", "item", tmp_path)), expected(scorer)
+    service, wanted = (
+        service_of(scorer, Items(tmp_path / "items.parquet", "item", tmp_path)),
+        expected(scorer),
+    )
     try:
         told = ask(service, "/rank", {"user": USER, "candidates": {"item": columns["item"]}}).json
         assert np.abs(np.array(told["scores"]["click"]) - wanted).max() < 1e-6
@@ -133,6 +181,7 @@ def test_a_catalogue_cannot_have_half_of_a_cross(scorer: Scorer, tmp_path: Path)
     table = pa.table({"key": [1, 2], "item": ["i1", "i2"]})
     pq.write_table(table, tmp_path / "items.parquet")
     with pytest.raises(
-        UserError, match=r"columns\.pair: a cross of 'item', which the catalogue has, and of what it does"
+        UserError,
+        match=r"columns\.pair: made of 'item', which the catalogue has, and of what it does",
     ):
         Versions(scorer, Items(tmp_path / "items.parquet", "key", tmp_path))

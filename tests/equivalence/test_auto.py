@@ -8,19 +8,25 @@ from typing import Any
 
 import pytest
 
-from sparrow.layers.precision import recipe_file
+from sparrow.extensions.low_precision.precision import recipe_file
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
 
 pytestmark = pytest.mark.multi
 SETTINGS: dict[str, Any] = {
-    "precision": "auto", "model.name": "dcnv2", "model.dim": 4, "model.deep": [8], "data.batch_size": 128,
+    "precision": "auto",
+    "model.name": "dcnv2",
+    "model.dim": 4,
+    "model.deep": [8],
+    "data.batch_size": 128,
     "sharding.plan": "row_wise",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("tier", [pytest.param("memory", marks=pytest.mark.slow), "ssd"])
-def test_ranks_settle_on_one_recipe(ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path, tier: str) -> None:
+def test_ranks_settle_on_one_recipe(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path, tier: str
+) -> None:
     """That of rank 0's times, from what both have seen; then it is read and not chosen."""
     disk = tmp_path / "disk"
     more = {"tables.tier.name": "ssd", "ssd": str(disk)} if tier == "ssd" else {}
@@ -29,7 +35,8 @@ def test_ranks_settle_on_one_recipe(ranks: Callable[[int], Pool], prepared: Path
         assert first.name == "bf16" and first.sites
         assert again == first == found[0][0]
     assert recipe_file(tmp_path / "run" / "auto.toml")["name"] == "bf16"
-    assert [seen for _, _, seen, _ in found] == [2 * 32, None]  # rows of two snapshots, 16 of each rank
+    # rows of two snapshots, 16 of each rank
+    assert [seen for _, _, seen, _ in found] == [2 * 32, None]
     assert {path.name for path in tmp_path.iterdir()} <= {"run", "disk"}
     assert tier == "memory" or not list(disk.iterdir())
     compiled, apart = found[0][3]

@@ -11,9 +11,17 @@ import torch
 
 from sparrow.core import Chunk, KeyedJagged, UserError
 from sparrow.distributed import World
-from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, unallocated
+from sparrow.embeddings import (
+    ON_CPU,
+    UNALLOCATED,
+    Direct,
+    EmbeddingTables,
+    Feature,
+    Placement,
+    TableSpec,
+)
 from sparrow.embeddings.spec import Cache
-from sparrow.embeddings.stores.cached import CachedStore
+from sparrow.extensions.tiers.stores.cached import CachedStore
 from sparrow.kernels.formats import fp16, int8
 from sparrow.kernels.rules import sgd
 from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise
@@ -32,13 +40,17 @@ PLANS: dict[str, Callable[[int], Layout]] = {
 }
 
 
-def tables_of(format: str, fraction: float = 0.12) -> EmbeddingTables:
+def tables_of(
+    format: str, fraction: float = 0.12, placement: Placement = ON_CPU
+) -> EmbeddingTables:
     spec = TableSpec(
         name="t", dim=DIM, addressing=Direct(ROWS), rule=sgd.Config(lr=0.3), init_scale=1.0,
         format=int8.Config() if format == "int8" else fp16.Config(),
         cache=Cache(fraction=fraction, policy="lfu"),
     )  # fmt: skip
-    return EmbeddingTables([spec], [Feature(name="a", table="t")], seed=1, mode="deferred")
+    return EmbeddingTables(
+        [spec], [Feature(name="a", table="t")], seed=1, mode="deferred", placement=placement
+    )
 
 
 def ids_of(step: int, ranks: list[int]) -> KeyedJagged:
@@ -46,7 +58,9 @@ def ids_of(step: int, ranks: list[int]) -> KeyedJagged:
     for rank in ranks:
         g = torch.Generator().manual_seed(100 * step + rank)
         parts.append((torch.rand(2 * SAMPLES, generator=g) ** 4 * ROWS).long())
-    return KeyedJagged(keys=("a",), values_N=torch.cat(parts), lengths=torch.full((len(ranks) * SAMPLES,), 2))
+    return KeyedJagged(
+        keys=("a",), values_N=torch.cat(parts), lengths=torch.full((len(ranks) * SAMPLES,), 2)
+    )
 
 
 def steps(tables: EmbeddingTables, ranks: list[int], first: int = 0) -> None:
@@ -57,12 +71,12 @@ def steps(tables: EmbeddingTables, ranks: list[int], first: int = 0) -> None:
 
 
 def sharded(world: World, format: str, layout: str) -> list[Chunk]:
-    with unallocated():
-        tables = tables_of(format)
+    tables = tables_of(format, placement=UNALLOCATED)
     shard(tables, {"t": PLANS[layout](world.size)}, world, Codecs())
     steps(tables, [world.rank])
     return [
-        Chunk(**{**vars(chunk), "fields": {n: t.clone() for n, t in chunk.fields.items()}}) for chunk in tables.chunks()
+        Chunk(**{**vars(chunk), "fields": {n: t.clone() for n, t in chunk.fields.items()}})
+        for chunk in tables.chunks()
     ]
 
 
@@ -82,7 +96,9 @@ def test_a_cache_over_all_rows_does_the_same_on_one_rank(
 ) -> None:
     whole = tables_of(format)
     steps(whole, list(range(size)))
-    got = loaded([chunk for of_rank in ranks(size).run(sharded, format, layout) for chunk in of_rank], format)
+    got = loaded(
+        [chunk for of_rank in ranks(size).run(sharded, format, layout) for chunk in of_rank], format
+    )
     record, same = whole.record("t"), got.record("t")
     if layout == "table_wise":
         for name in record.fields:
@@ -98,18 +114,24 @@ def test_a_cache_over_all_rows_does_the_same_on_one_rank(
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_frames_of_many_ranks_go_to_the_owners_of_their_rows(ranks: Callable[[int], Pool], size: int) -> None:
-    chunks = [chunk for of_rank in ranks(size).run(sharded, "int8", "row_wise") for chunk in of_rank]
+def test_frames_of_many_ranks_go_to_the_owners_of_their_rows(
+    ranks: Callable[[int], Pool], size: int
+) -> None:
+    chunks = [
+        chunk for of_rank in ranks(size).run(sharded, "int8", "row_wise") for chunk in of_rank
+    ]
     exact = torch.zeros(ROWS, DIM)
     for chunk in sorted(chunks, key=lambda chunk: chunk.is_cache):
         rows = chunk.fields["row"] if chunk.is_cache else slice(*chunk.rows)
-        values = chunk.fields["weight"] if chunk.is_cache else int8.Config().decode(chunk.fields, DIM)
+        values = (
+            chunk.fields["weight"] if chunk.is_cache else int8.Config().decode(chunk.fields, DIM)
+        )
         exact[rows] = values
     held = sum(len(chunk.fields["row"]) for chunk in chunks if chunk.is_cache)
     for fraction in (0.5, 0.05):
         record = loaded(chunks, "int8", fraction).record("t")
         assert isinstance(record.store, CachedStore)
-        kept = len(record.store.saved()["row"])
+        kept = len(record.store.exact_rows()["row"])
         assert kept + record.rounded == held and (record.rounded > 10) == (fraction < 0.1)
         step_R = (exact.amax(1) - exact.amin(1)) / 255
         assert bool(((record.weight - exact).abs().amax(1) <= 1.01 * step_R).all())
@@ -126,21 +148,37 @@ def refused(world: World) -> str:
 
 def test_copies_of_a_cache_are_refused(ranks: Callable[[int], Pool]) -> None:
     for told in ranks(2).run(refused):
-        assert told == "plan: table 't' has a cache, and copies of caches would differ; put it on one rank or cut it"
+        assert (
+            told
+            == "plan: table 't' has a cache, and copies of caches would differ; put it on one rank"
+            " or cut it"
+        )
 
 
 SETTINGS: dict[str, Any] = {
-    "data.batch_size": 500, "model.dim": 8, "model.deep": [16], "tables.format.name": "int8", "data.id_dropout": {},
-}  # fmt: skip
+    "data.batch_size": 500,
+    "model.dim": 8,
+    "model.deep": [16],
+    "tables.format.name": "int8",
+    "data.id_dropout": {},
+}
 
 
-def test_hit_rates_and_bytes_are_sums_over_ranks(ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path) -> None:
-    """With a frame for each row a row misses once, wherever it is; a resumed run goes on counting, on any ranks."""
+def test_hit_rates_and_bytes_are_sums_over_ranks(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path
+) -> None:
+    """With a frame for each row a row misses once, wherever it is; a resumed run goes on counting,
+    on any ranks.
+    """
     settings = {**SETTINGS, "tables.cache.fraction": 1.0}
-    want = cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False)["results"]["tables"]
+    want = cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False)["results"][
+        "tables"
+    ]
     halves = {**settings, "sharding.plan": "row_wise"}
     for changes in ({"loop.max_steps": 5}, {}):
-        trained = ranks(2).run(fit, str(prepared), str(tmp_path / "two"), {**halves, **changes}, not changes)
+        trained = ranks(2).run(
+            fit, str(prepared), str(tmp_path / "two"), {**halves, **changes}, not changes
+        )
     for rank in trained:
         assert rank["told"]["hit_rate"] == want["hit_rate"] and len(want["hit_rate"]) > 3
         assert rank["told"]["bytes"] == sum(one["mine"] for one in trained) > want["bytes"]
@@ -150,8 +188,15 @@ def test_a_layout_with_fewer_frames_tells_which_rows_found_none(
     ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path
 ) -> None:
     """Two ranks have a set of a table each, and one has one."""
-    settings = {**SETTINGS, "tables.cache.fraction": 0.1, "checkpoint.every": 3, "sharding.plan": "row_wise"}
-    ranks(2).run(fit, str(prepared), str(tmp_path / "run"), {**settings, "loop.max_steps": 5}, False)
+    settings = {
+        **SETTINGS,
+        "tables.cache.fraction": 0.1,
+        "checkpoint.every": 3,
+        "sharding.plan": "row_wise",
+    }
+    ranks(2).run(
+        fit, str(prepared), str(tmp_path / "run"), {**settings, "loop.max_steps": 5}, False
+    )
     found = fit(World(), str(prepared), str(tmp_path / "run"), settings, True)
     lines = [text for text in found["said"] if "no frame" in text]
     told = ", ".join(f"{count} of table {name!r}" for name, count in found["rounded"].items())
@@ -159,7 +204,9 @@ def test_a_layout_with_fewer_frames_tells_which_rows_found_none(
     assert found["rounded"]["user"] > 5
 
 
-def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], resume: bool) -> dict[str, Any]:
+def fit(
+    world: World, prepared: str, run_dir: str, changes: dict[str, Any], resume: bool
+) -> dict[str, Any]:
     """What a run tells, the bytes of this rank's tables, and rows without a frame by table."""
     said: list[str] = []
     trainer = Trainer(

@@ -1,4 +1,6 @@
-"""Logs with crosses: what a cross knows, in any form of the log, is what predict and a service know."""
+"""Logs with crosses: what a cross knows, in any form of the log, is what predict and a service
+know.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ import torch
 from sparrow import data
 from sparrow.analysis.slices import slices
 from sparrow.core import UserError
+from sparrow.features.crosses import crossed
 from sparrow.features.encodings import MISSING, UNKNOWN
-from sparrow.features.hashing import crossed, hash_ids, hashes_of
+from sparrow.features.hashing import hash_ids, hashes_of
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.transforms import typed
 from sparrow.features.words import KEPT
@@ -60,7 +63,10 @@ def raw(rows: int = 3000, seed: int = 0) -> dict[str, Any]:
         "click": click.astype(np.int64).tolist(),
         "user": (user + 3).tolist(),
         "item": ["?" if i % 50 == 7 else f"i{x}" for i, x in enumerate(item.tolist())],
-        "city": [None if i % 40 == 3 else f"c {x}" for i, x in enumerate(rng.integers(0, 5, rows).tolist())],
+        "city": [
+            None if i % 40 == 3 else f"c {x}"
+            for i, x in enumerate(rng.integers(0, 5, rows).tolist())
+        ],
         "ts": (1_700_000_000 + np.arange(rows) * 600).tolist(),
     }
 
@@ -102,14 +108,21 @@ def test_the_hash_hangs_on_order_and_on_each_part() -> None:
         *crossed([one, two, two]).tolist(),
         *one.tolist(),
     }
-    assert crossed([hash_ids(pa.array(["12"])), two[:1]])[0] == crossed([hash_ids(pa.array([12])), two[:1]])[0]
+    assert (
+        crossed([hash_ids(pa.array(["12"])), two[:1]])[0]
+        == crossed([hash_ids(pa.array([12])), two[:1]])[0]
+    )
     many = hash_ids(pa.array(np.arange(300)))
     assert len(set(crossed([np.repeat(many, 300), np.tile(many, 300)]).tolist())) == 90_000
 
 
 def test_slices_by_a_cross_have_words(prepared: Path) -> None:
     """Each slice is named by the ids of its rows, and only of these."""
-    table, dataset, columns = pq.read_table(prepared.parent / "log.parquet"), data.open(prepared), raw()
+    table, dataset, columns = (
+        pq.read_table(prepared.parent / "log.parquet"),
+        data.open(prepared),
+        raw(),
+    )
     words = {name: load_words(prepared, name) for name in ("pair", "three")}
     assert 130 < len(words["pair"]) <= 144 and len(words["three"]) == KEPT
     coded = typed(SCHEMA, table, training=True)
@@ -121,21 +134,29 @@ def test_slices_by_a_cross_have_words(prepared: Path) -> None:
             texts = [hours[i] if part == "hour" else columns[part][i] for part in parts]
             assert words[name].get(key, text := " & ".join(map(str, texts))) == text
     values, _ = slices(dataset, "train", "pair")
-    assert all(re.fullmatch(r"\d+ & i\d+", value) for value in values[:7] if value not in ("missing", "unknown")), (
-        values
-    )
+    assert all(
+        re.fullmatch(r"\d+ & i\d+", value)
+        for value in values[:7]
+        if value not in ("missing", "unknown")
+    ), values
 
 
 def test_text_is_parquet_and_the_other_columns_stay(prepared: Path, tmp_path: Path) -> None:
     columns = raw()
     lines = [
         ",".join(columns),
-        *(",".join("" if x is None else str(x) for x in row) for row in zip(*columns.values(), strict=True)),
+        *(
+            ",".join("" if x is None else str(x) for x in row)
+            for row in zip(*columns.values(), strict=True)
+        ),
     ]
     (tmp_path / "log.csv").write_text("\n".join(lines))
     text = data.prepare([tmp_path / "log.csv"], tmp_path / "text", schema=SCHEMA)
     whole = data.open(prepared)
-    assert text.schema.encodings == whole.schema.encodings and text.schema.encodings["user"].kind == "range"
+    assert (
+        text.schema.encodings == whole.schema.encodings
+        and text.schema.encodings["user"].kind == "range"
+    )
     without = replace(
         SCHEMA,
         columns={n: c for n, c in SCHEMA.columns.items() if not c.cross},
@@ -147,11 +168,15 @@ def test_text_is_parquet_and_the_other_columns_stay(prepared: Path, tmp_path: Pa
             pq.read_table(place / part / "part-00000.parquet")
             for place in (tmp_path / "text", prepared, tmp_path / "plain")
         ]
-        assert tables[0].equals(tables[1]) and tables[0].select(tables[2].column_names).equals(tables[2])
+        assert tables[0].equals(tables[1]) and tables[0].select(tables[2].column_names).equals(
+            tables[2]
+        )
     assert plain.schema.encodings["user"] == text.schema.encodings["user"]
 
 
-def test_what_only_the_pair_tells_is_learnt_predicted_and_served(prepared: Path, tmp_path: Path) -> None:
+def test_what_only_the_pair_tells_is_learnt_predicted_and_served(
+    prepared: Path, tmp_path: Path
+) -> None:
     changes: dict[str, Any] = {
         "model.name": "logistic",
         "data.batch_size": 100,
@@ -167,7 +192,9 @@ def test_what_only_the_pair_tells_is_learnt_predicted_and_served(prepared: Path,
     assert float(auc(torch.tensor(scores_N), torch.tensor(columns["click"]))) > 0.8
     export(tmp_path / "run", tmp_path / "model", [tmp_path / "new.parquet"])
     scorer = load(tmp_path / "model")
-    assert set(scorer.encoder.sources) == {"user", "item", "ts", "city"} == set(scorer.encoder.kinds)
+    assert (
+        set(scorer.encoder.sources) == {"user", "item", "ts", "city"} == set(scorer.encoder.kinds)
+    )
     assert {"pair", "three"} <= set(scorer.encoder.by_definition)
     given = {name: columns[name] for name in scorer.encoder.sources}
     assert np.abs(scorer.score(given)[:, 0] - scores_N).max() < 1e-6
@@ -181,7 +208,10 @@ def test_what_only_the_pair_tells_is_learnt_predicted_and_served(prepared: Path,
     ):
         rest = {name: of for name, of in given.items() if name not in user}
         alike = scorer.score(given | {name: [value] * 800 for name, value in user.items()})
-        for candidates in (rest, [dict(zip(rest, row, strict=True)) for row in zip(*rest.values(), strict=True)]):
+        for candidates in (
+            rest,
+            [dict(zip(rest, row, strict=True)) for row in zip(*rest.values(), strict=True)],
+        ):
             if rest:
                 assert np.abs(scorer.rank(user, candidates) - alike).max() < 1e-6
         assert scorer.rank(user, []).shape == (0, 1)
@@ -193,11 +223,17 @@ def test_what_only_the_pair_tells_is_learnt_predicted_and_served(prepared: Path,
         ({"cross": ("user",)}, r"cross: \['user'\]; name two columns or more"),
         ({"cross": ("user", "user")}, r"cross: .*each once"),
         ({"cross": ("user", "itm")}, r"columns\.x\.cross: no column 'itm'; did you mean 'item'\?"),
-        ({"cross": ("user", "n")}, r"columns\.x\.cross: 'n' is of kind numeric; name columns with one id in a row"),
+        (
+            {"cross": ("user", "n")},
+            r"columns\.x\.cross: 'n' is of kind numeric; name columns with one id in a row",
+        ),
         ({"cross": ("user", "tags")}, r"'tags' is of kind list"),
         ({"cross": ("user", "bucket")}, r"'bucket' is of quantiles"),
         ({"cross": ("user", "pair")}, r"'pair' is a cross"),
-        ({"cross": ("user", "item"), "source": "user"}, r"source: a cross is made of what its columns are"),
+        (
+            {"cross": ("user", "item"), "source": "user"},
+            r"source: a cross is made of what its columns are",
+        ),
     ],
 )
 def test_what_cannot_be_crossed_is_said(column: dict[str, Any], words: str) -> None:
@@ -207,13 +243,21 @@ def test_what_cannot_be_crossed_is_said(column: dict[str, Any], words: str) -> N
         "bucket": Column(kind="categorical", table="b", quantiles=4),
     }
     with pytest.raises(UserError, match=words):
-        columns = {**SCHEMA.columns, **more, "x": Column(kind="categorical", table="pair", **column)}
+        columns = {
+            **SCHEMA.columns,
+            **more,
+            "x": Column(kind="categorical", table="pair", **column),
+        }
         replace(SCHEMA, columns=columns, encodings=TABLES | {"b": Encoding()})
-    with pytest.raises(UserError, match=r"encodings\.pair\.kind: 'range' numbers integers, and 'pair' is a cross"):
+    with pytest.raises(
+        UserError, match=r"encodings\.pair\.kind: 'range' numbers integers, and 'pair' is a cross"
+    ):
         replace(SCHEMA, encodings=TABLES | {"pair": Encoding(kind="range")})
 
 
 def test_a_log_that_lacks_a_part_is_refused(prepared: Path, tmp_path: Path) -> None:
-    pq.write_table(pa.table({n: x for n, x in raw().items() if n != "city"}), tmp_path / "log.parquet")
+    pq.write_table(
+        pa.table({n: x for n, x in raw().items() if n != "city"}), tmp_path / "log.parquet"
+    )
     with pytest.raises(UserError, match=r"columns\.three: no column 'city' in"):
         data.prepare([tmp_path / "log.parquet"], tmp_path / "out", schema=SCHEMA)

@@ -1,4 +1,6 @@
-"""Tables whose ids come and go against a dict: id -> when it was used, its vector and what the rule keeps of it."""
+"""Tables whose ids come and go against a dict: id -> when it was used, its vector and what the rule
+keeps of it.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparrow.core import KeyedJagged, UserError
-from sparrow.embeddings import EmbeddingTables, Feature, TableSpec
-from sparrow.embeddings.addressing.dynamic import Dynamic
+from sparrow.embeddings import ON_CPU, EmbeddingTables, Feature, Placement, TableSpec
 from sparrow.embeddings.spec import Cache
-from sparrow.embeddings.stores.store import rows_on
+from sparrow.extensions.dynamic_ids.addressing import Dynamic
 from sparrow.kernels import philox, row_index
 from sparrow.kernels.formats import fp16, fp32, int8, split_bf16
 from sparrow.kernels.row_index import Policy
@@ -25,14 +26,22 @@ DIM, ROWS, LR, EPS, SEED, SCALE = 3, 4, 0.5, 1e-8, 7, 0.5
 SHARED = -2  # stands for all ids that have no row
 
 
-def tables_of(policy: Policy, rule: Any, **choices: Any) -> EmbeddingTables:
-    spec = TableSpec(name="t", dim=DIM, addressing=Dynamic(policy), rule=rule, init_scale=SCALE, **choices)
-    return EmbeddingTables([spec], [Feature(name="f", table="t")], seed=SEED, mode="deferred")
+def tables_of(
+    policy: Policy, rule: Any, placement: Placement = ON_CPU, **choices: Any
+) -> EmbeddingTables:
+    spec = TableSpec(
+        name="t", dim=DIM, addressing=Dynamic(policy), rule=rule, init_scale=SCALE, **choices
+    )
+    return EmbeddingTables(
+        [spec], [Feature(name="f", table="t")], seed=SEED, mode="deferred", placement=placement
+    )
 
 
 def batch_of(ids: list[int], time: int | None = None) -> KeyedJagged:
     lengths = torch.ones(len(ids), dtype=torch.int64)
-    return KeyedJagged(keys=("f",), values_N=torch.tensor(ids, dtype=torch.int64), lengths=lengths, time=time)
+    return KeyedJagged(
+        keys=("f",), values_N=torch.tensor(ids, dtype=torch.int64), lengths=lengths, time=time
+    )
 
 
 def first_of(id: int) -> Tensor:
@@ -90,7 +99,12 @@ class InADict:
                 del self.of[id]
         if not rows - {held.row for held in self.of.values()}:
             least = min(
-                ((held.time, held.row, id) for id, held in self.of.items() if id and not self.is_held(id)), default=None
+                (
+                    (held.time, held.row, id)
+                    for id, held in self.of.items()
+                    if id and not self.is_held(id)
+                ),
+                default=None,
             )
             if least is None:
                 return None
@@ -123,20 +137,32 @@ def same(tables: EmbeddingTables, model: InADict) -> None:
 
 ids_of_a_batch = st.lists(st.integers(0, 11), min_size=1, max_size=7)
 programs = st.lists(
-    st.tuples(st.sampled_from(["step", "step", "gather", "discard", "read", "save"]), ids_of_a_batch), max_size=25
+    st.tuples(
+        st.sampled_from(["step", "step", "gather", "discard", "read", "save"]), ids_of_a_batch
+    ),
+    max_size=25,
 )
 
 
 @settings(max_examples=120, deadline=None)
 @given(program=programs, ttl=st.sampled_from([None, 9, 20]))
-def test_any_program_does_what_a_dict_does(program: list[tuple[str, list[int]]], ttl: int | None) -> None:
-    """Batches that learn, wait to learn, never learn, only read; and a checkpoint between any two."""
+def test_any_program_does_what_a_dict_does(
+    program: list[tuple[str, list[int]]], ttl: int | None
+) -> None:
+    """Batches that learn, wait to learn, never learn, only read; and a checkpoint between any
+    two.
+    """
     policy, rule = Policy(capacity=ROWS, ttl=ttl), adagrad.Config(lr=LR, eps=EPS)
     tables, model = tables_of(policy, rule), InADict(ttl)
     model.shared.vector = tables.record("t").weight[0].clone()
     for number, (what, ids) in enumerate(program):
         if what in ("step", "gather", "discard"):
-            grads = torch.randint(-8, 9, (len(ids), DIM), generator=torch.Generator().manual_seed(number)) / 8
+            grads = (
+                torch.randint(
+                    -8, 9, (len(ids), DIM), generator=torch.Generator().manual_seed(number)
+                )
+                / 8
+            )
             out: Any = tables(batch_of(ids))["f"]
             assert torch.allclose(out, torch.stack(model.step(ids, grads)), rtol=1e-6, atol=1e-7)
             out.backward(grads)
@@ -151,12 +177,18 @@ def test_any_program_does_what_a_dict_does(program: list[tuple[str, list[int]]],
             with torch.no_grad():
                 out = tables(batch_of(ids))["f"]
             tables.train()
-            assert torch.allclose(out, torch.stack([held.vector for held in model.read(ids)]), rtol=1e-6, atol=1e-7)
+            assert torch.allclose(
+                out, torch.stack([held.vector for held in model.read(ids)]), rtol=1e-6, atol=1e-7
+            )
         elif not model.pending:  # what has not learnt is not in a checkpoint
-            chunks, passed, tables = list(tables.chunks()), tables.components.passed, tables_of(policy, rule)
+            chunks, passed, tables = (
+                list(tables.chunks()),
+                tables.exchange.parts[0].passed,
+                tables_of(policy, rule),
+            )
             for chunk in chunks:
                 tables.load_chunk(chunk)
-            tables.components.passed = passed
+            tables.exchange.parts[0].passed = passed
             model.forget()
     tables.update()
     model.learn()
@@ -199,26 +231,31 @@ def test_a_row_that_is_given_away_begins_anew(rule: str, stored: str) -> None:
         mine, its = (tables.record("t").fields[name][2] for tables in (old, new))
         assert torch.equal(mine, its), name
         assert name not in state or bool((mine.float() == state[name].first).all()), name
-    if old.record("t").component.format.rounding != "stochastic":  # else rounded by the number of the update
+    # else rounded by the number of the update
+    if old.record("t").component.format.rounding != "stochastic":
         for tables in (old, new):
-            tables.components.updates = 9  # as many: adam counts
+            tables.exchange.parts[0].updates = 9  # as many: adam counts
             tables(batch_of([6]))["f"].sum().backward()
             tables.update()
         assert torch.equal(*(tables.record("t").weight[2] for tables in (old, new)))
 
 
 def test_a_gpu_is_refused_before_there_is_memory() -> None:
-    with rows_on("cuda"), pytest.raises(UserError, match="table 't': which ids have rows is kept on the CPU alone"):
-        tables_of(Policy(capacity=4), adagrad.Config())
+    with pytest.raises(UserError, match="table 't': which ids have rows is kept on the CPU alone"):
+        tables_of(Policy(capacity=4), adagrad.Config(), Placement(device="cuda"))
 
 
 def test_a_batch_without_a_time_and_one_before_the_last_are_refused() -> None:
     tables = tables_of(Policy(capacity=4, clock="time"), adagrad.Config())
-    with pytest.raises(UserError, match="time: the batch has none, and tables ask for it; choose .*clock examples"):
+    with pytest.raises(
+        UserError, match="time: the batch has none, and tables ask for it; choose .*clock examples"
+    ):
         tables(batch_of([1]))
     tables(batch_of([1], time=100))
     tables(batch_of([2], time=100))
-    with pytest.raises(UserError, match="time: a batch of 99 comes after one of 100; prepare the log in the order"):
+    with pytest.raises(
+        UserError, match="time: a batch of 99 comes after one of 100; prepare the log in the order"
+    ):
         tables(batch_of([3], time=99))
-    assert tables.record("t").told["admitted"] == 2, "nothing was done for what was refused"
-    assert tables.components.passed.time == 100
+    assert tables.record("t").id_counts["admitted"] == 2, "nothing was done for what was refused"
+    assert tables.exchange.parts[0].passed.time == 100

@@ -1,4 +1,6 @@
-"""All ranks launch the same collectives in the same order: NCCL can deadlock where they do not. Checked on Gloo."""
+"""All ranks launch the same collectives in the same order: NCCL can deadlock where they do not.
+Checked on Gloo.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparrow.distributed.world import LANES
+from sparrow.distributed.mesh import LANES
 from tests.data.grouped import prepared_sessions
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
@@ -27,18 +29,26 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "sums within hosts": (4, {"data.batch_size": 30, "sharding.plan": "table_row_wise"}),
     "accumulated, in bf16": (
         2,
-        {"data.batch_size": 9, "sharding.plan": "row_wise", "loop.accumulate": 2, "sharding.backward.dtype": "bf16"},
+        {
+            "data.batch_size": 9,
+            "sharding.plan": "row_wise",
+            "loop.accumulate": 2,
+            "sharding.backward.dtype": "bf16",
+        },
     ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_launches_have_one_order(ranks: Callable[[int], Pool], sessions: str, tmp_path: Path, name: str) -> None:
+def test_launches_have_one_order(
+    ranks: Callable[[int], Pool], sessions: str, tmp_path: Path, name: str
+) -> None:
     """And groups of their own change no metric."""
     size, changes = CASES[name]
     changes = {"model.dim": 4, "data.dedup": "on", "loop.max_steps": 4, **changes}
     found = [
-        ranks(size).run(cases.launched, sessions, str(tmp_path / str(lanes)), changes, lanes) for lanes in (False, True)
+        ranks(size).run(cases.launched, sessions, str(tmp_path / str(lanes)), changes, lanes)
+        for lanes in (False, True)
     ]
     for order, valid in found[0] + found[1]:
         assert order == found[0][0][0]
@@ -47,7 +57,9 @@ def test_launches_have_one_order(ranks: Callable[[int], Pool], sessions: str, tm
     assert used == {"", "dense", *LANES}
 
 
-def test_a_step_launches_as_written(ranks: Callable[[int], Pool], sessions: str, tmp_path: Path) -> None:
+def test_a_step_launches_as_written(
+    ranks: Callable[[int], Pool], sessions: str, tmp_path: Path
+) -> None:
     """In the order that docs/gpu.md gives."""
     changes = {"model.dim": 4, "data.dedup": "off", "data.batch_size": 20, "loop.max_steps": 4}
     changes |= {"sharding.plan": "row_wise", "log.every": 100}

@@ -1,10 +1,11 @@
-"""Sharded = single for second members: fp16 rows, a table of two components, a store whose slots are not rows."""
+"""Sharded = single for second members: fp16 rows, a table of two components, a store whose slots
+are not rows.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,16 @@ from torch import Tensor
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.distributed import World
-from sparrow.embeddings import Direct, EmbeddingTables, Feature, Numbering, TableSpec, stored_in, unallocated
+from sparrow.embeddings import (
+    ON_CPU,
+    UNALLOCATED,
+    Direct,
+    EmbeddingTables,
+    Feature,
+    Numbering,
+    Placement,
+    TableSpec,
+)
 from sparrow.embeddings.addressing import coprime, path, quotient_remainder
 from sparrow.embeddings.addressing.mixed_dimension import MixedDimension
 from sparrow.kernels.formats import bf16, fp16, int4, int8, mxfp4, mxfp8, split_bf16
@@ -46,8 +56,14 @@ TABLES: dict[str, dict[str, Any]] = {
     "product": {"addressing": quotient.Quotient(ROWS, 4)},
     "sum": {"addressing": quotient.Quotient(ROWS, 4, "sum")},
     "mult": {"addressing": quotient_remainder.Config(sizes=(6, 2, 2)).build(Numbering(ROWS))},
-    "concat": {"addressing": coprime.Config(sizes=(6, 5), operation="concat").build(Numbering(ROWS))},
-    "features": {"addressing": quotient_remainder.Config(sizes=(6, 4), operation="features").build(Numbering(ROWS))},
+    "concat": {
+        "addressing": coprime.Config(sizes=(6, 5), operation="concat").build(Numbering(ROWS))
+    },
+    "features": {
+        "addressing": (
+            quotient_remainder.Config(sizes=(6, 4), operation="features").build(Numbering(ROWS))
+        )
+    },
     "path": {"addressing": path.Config(rows=7).build(Numbering(ROWS))},
     "projection": {"addressing": MixedDimension(ROWS, (2,))},
     "blocks": {"addressing": MixedDimension(ROWS, (6, 3, 2), (4, 11))},
@@ -79,18 +95,27 @@ def sized(members: Iterable[str]) -> list[Any]:
     """Members, layouts and numbers of ranks: quickly with 2 or with 3 by turns."""
     each = itertools.product(enumerate(members), enumerate(PLANS), (2, 3, 4))
     return [
-        pytest.param(member, layout, size, marks=() if size == 2 + (i + j) % 2 else pytest.mark.slow)
+        pytest.param(
+            member, layout, size, marks=() if size == 2 + (i + j) % 2 else pytest.mark.slow
+        )
         for (i, member), (j, layout), size in each
     ]
 
 
-def tables_of(member: str) -> EmbeddingTables:
+def tables_of(member: str, placement: Placement = ON_CPU) -> EmbeddingTables:
     rule = {"rule": sgd.Config(lr=0.3) if member in ROUNDED else RULE}
     spec = {"addressing": Direct(ROWS), **rule, **TABLES.get(member, {}), **ROUNDED.get(member, {})}
-    dim = 65 if member.startswith("mx") else 6  # two parts of columns: 32, and a block with a short one
-    specs = [TableSpec(name="t", dim=dim, **spec), TableSpec(name="u", dim=4, addressing=Direct(ROWS), **rule)]
-    features = [replace(f, pooling="sum") if f.pooling == "mean" and member in ROUNDED else f for f in FEATURES]
-    return EmbeddingTables(specs, features, seed=1, mode="deferred")
+    # two parts of columns: 32, and a block with a short one
+    dim = 65 if member.startswith("mx") else 6
+    specs = [
+        TableSpec(name="t", dim=dim, **spec),
+        TableSpec(name="u", dim=4, addressing=Direct(ROWS), **rule),
+    ]
+    features = [
+        replace(f, pooling="sum") if f.pooling == "mean" and member in ROUNDED else f
+        for f in FEATURES
+    ]
+    return EmbeddingTables(specs, features, seed=1, mode="deferred", placement=placement)
 
 
 def ids_of(seed: int, weighted: bool) -> KeyedJagged:
@@ -98,27 +123,32 @@ def ids_of(seed: int, weighted: bool) -> KeyedJagged:
     lengths = torch.randint(0, 4, (4 * 5,), generator=random)
     count = int(lengths.sum())
     return KeyedJagged(
-        keys=("a", "b", "c", "d"), values_N=torch.randint(0, ROWS, (count,), generator=random), lengths=lengths,
+        keys=("a", "b", "c", "d"),
+        values_N=torch.randint(0, ROWS, (count,), generator=random),
+        lengths=lengths,
         weights_N=torch.rand(count, generator=random) if weighted else None,
-    )  # fmt: skip
+    )
 
 
-def vectors_of(tables: EmbeddingTables, seed: int, weighted: bool, whole: bool = False) -> list[Tensor]:
+def vectors_of(
+    tables: EmbeddingTables, seed: int, weighted: bool, whole: bool = False
+) -> list[Tensor]:
     """The vectors of a batch, whose gradients are on their way to the rows."""
     found = tables(ids_of(seed, weighted))
     out = [v.values_N if isinstance(v, Jagged) else v for v in found.values()]
-    (sum((v * cases.upstream(v.shape, seed + i, whole)).sum() for i, v in enumerate(out)) + torch.zeros(())).backward()
+    (
+        sum((v * cases.upstream(v.shape, seed + i, whole)).sum() for i, v in enumerate(out))
+        + torch.zeros(())
+    ).backward()
     return [v.detach().clone() for v in out]
 
 
 def sharded(world: World, member: str, layout: str, store: bool, weighted: bool) -> dict[str, Any]:
     """Some steps of a rank: its vectors, and the chunks of its rows."""
-    with unallocated():
-        tables = tables_of(member)
+    tables = tables_of(member, UNALLOCATED)
     names = [component.name for spec in tables.specs for component in spec.components]
-    kept: AbstractContextManager[None] = stored_in(Scattered) if store else nullcontext()
-    with kept:
-        shard(tables, dict.fromkeys(names, PLANS[layout](world.size, world.local_size)), world, Codecs())
+    plan = dict.fromkeys(names, PLANS[layout](world.size, world.local_size))
+    shard(tables, plan, world, Codecs(), Placement(store=Scattered if store else None))
     found = []
     for step in range(STEPS):
         tables.prefetch(ids_of(100 * step + world.rank, False)) if step == 1 else None
@@ -129,7 +159,9 @@ def sharded(world: World, member: str, layout: str, store: bool, weighted: bool)
     return {"vectors": found, "chunks": cases.plain(tables.chunks(100))}
 
 
-def single(member: str, size: int, weighted: bool) -> tuple[list[list[list[Tensor]]], EmbeddingTables]:
+def single(
+    member: str, size: int, weighted: bool
+) -> tuple[list[list[list[Tensor]]], EmbeddingTables]:
     """One process with the ranks' batches one after the other."""
     tables, found = tables_of(member), []
     for step in range(STEPS):
@@ -178,8 +210,13 @@ def test_rows_are_rounded_to_the_same_bits_on_any_number_of_ranks(
         total = torch.zeros(())
         for i, v in enumerate(found.values()):
             out, of = (v.values_N, "ids") if isinstance(v, Jagged) else (v, "samples")
-            sizes = [part["c"].values_N.numel() if of == "ids" else part.batch_size for part in parts]
-            up = [cases.upstream(torch.Size([n, out.shape[1]]), 100 * step + r + i, True) for r, n in enumerate(sizes)]
+            sizes = [
+                part["c"].values_N.numel() if of == "ids" else part.batch_size for part in parts
+            ]
+            up = [
+                cases.upstream(torch.Size([n, out.shape[1]]), 100 * step + r + i, True)
+                for r, n in enumerate(sizes)
+            ]
             total = total + (out * torch.cat(up)).sum()
         total.backward()
         whole.update()
@@ -189,7 +226,9 @@ def test_rows_are_rounded_to_the_same_bits_on_any_number_of_ranks(
         record = whole.record(table)
         for name, field in record.component.fields.items():
             expected = field.part(record.fields[name][slice(*rows)], slice(*columns), record.dim)
-            assert torch.equal(fields[name], expected) or (layout == "column_wise" and field.across == "max"), name
+            assert torch.equal(fields[name], expected) or (
+                layout == "column_wise" and field.across == "max"
+            ), name
     for record in whole.all_records():
         same = again.record(record.name).fields
         assert all(torch.equal(same[name], values) for name, values in record.fields.items())
@@ -207,7 +246,9 @@ def joined(parts: list[KeyedJagged]) -> KeyedJagged:
 
 @pytest.mark.parametrize("layout", PLANS)
 def test_a_store_changes_no_bit_on_many_ranks(ranks: Callable[[int], Pool], layout: str) -> None:
-    plain, other = (ranks(3).run(sharded, "scattered", layout, store, True) for store in (False, True))
+    plain, other = (
+        ranks(3).run(sharded, "scattered", layout, store, True) for store in (False, True)
+    )
     for one, two in zip(plain, other, strict=True):
         for mine, its in zip(one["vectors"], two["vectors"], strict=True):
             assert all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))
@@ -229,9 +270,9 @@ def blocks_of(rank: int) -> KeyedJagged:
 
 def sent_by(world: World, layout: str) -> dict[tuple[str, str], int]:
     """The bytes of a step of tables with blocks of several dims."""
-    with unallocated():
-        spec = TableSpec(name="t", dim=6, addressing=MixedDimension(ROWS, DIMS, EDGES), rule=RULE)
-        tables = EmbeddingTables([spec], [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean")])
+    spec = TableSpec(name="t", dim=6, addressing=MixedDimension(ROWS, DIMS, EDGES), rule=RULE)
+    features = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean")]
+    tables = EmbeddingTables([spec], features, placement=UNALLOCATED)
     layouts = {part.name: PLANS[layout](world.size, world.local_size) for part in spec.components}
     shard(tables, layouts, world, Codecs())
     before = world.meter.bytes.copy()
@@ -242,12 +283,18 @@ def sent_by(world: World, layout: str) -> dict[tuple[str, str], int]:
 
 @pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", ["table_wise", "row_wise", "column_wise"])
-def test_bytes_of_blocks_are_those_of_their_dims(ranks: Callable[[int], Pool], layout: str, size: int) -> None:
-    """A pooled vector travels with the d columns of its block, and no id travels to a block that has no row for it."""
+def test_bytes_of_blocks_are_those_of_their_dims(
+    ranks: Callable[[int], Pool], layout: str, size: int
+) -> None:
+    """A pooled vector travels with the d columns of its block, and no id travels to a block that
+    has no row for it.
+    """
     got = ranks(size).run(sent_by, layout)
     parts = TableSpec(name="t", dim=6, addressing=MixedDimension(ROWS, DIMS, EDGES)).components
     plan_of = {part.name: PLANS[layout](size, HOSTS[size]) for part in parts}
-    shards = [s for part in parts for s in plan_of[part.name].shards(part.name, part.rows, part.dim)]
+    shards = [
+        s for part in parts for s in plan_of[part.name].shards(part.name, part.rows, part.dim)
+    ]
     for rank, sent in enumerate(got):
         want = {"vectors": 0, "gradients": 0}
         for one in shards:  # for each of two features
@@ -256,7 +303,10 @@ def test_bytes_of_blocks_are_those_of_their_dims(ranks: Callable[[int], Pool], l
             want["vectors"] += 2 * 4 * columns * others * (one.rank == rank)
             want["gradients"] += 2 * 4 * columns * BAGS[rank] * (one.rank != rank)
         for what, count in want.items():
-            assert sum(n for (name, link), n in sent.items() if name == what and link != "self") == count
+            assert (
+                sum(n for (name, link), n in sent.items() if name == what and link != "self")
+                == count
+            )
     ids = [blocks_of(rank).values_N for rank in range(size)]
     rows = 0
     for part, (first, end) in zip(parts, pairwise((0, *EDGES, ROWS)), strict=True):
@@ -271,8 +321,7 @@ def refused(world: World) -> list[str]:
     formats: dict[int, Any] = {4: Scaled(), 48: mxfp8.Config()}
     for dim, format in formats.items():
         spec = TableSpec(name="t", dim=dim, addressing=Direct(9), format=format)
-        with unallocated():
-            tables = EmbeddingTables([spec], [Feature(name="a", table="t")])
+        tables = EmbeddingTables([spec], [Feature(name="a", table="t")], placement=UNALLOCATED)
         with pytest.raises(UserError) as error:
             shard(tables, {"t": column_wise((0, 1))}, world, Codecs())
         found.append(str(error.value))
@@ -283,7 +332,10 @@ def test_a_layout_that_a_format_forbids_is_refused(ranks: Callable[[int], Pool])
     for told in ranks(2).run(refused):
         assert told == [
             f"plan: table 't' is cut by columns, and {why}; cut it by rows, or leave it whole"
-            for why in ("'scale' is of a whole row", "'weight' has blocks of 32 columns, not whole in 0:24")
+            for why in (
+                "'scale' is of a whole row",
+                "'weight' has blocks of 32 columns, not whole in 0:24",
+            )
         ]
 
 

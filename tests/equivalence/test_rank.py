@@ -1,4 +1,6 @@
-"""rank = score of the crossed rows, for every model: with any columns of users, of one user or of several."""
+"""rank = score of the crossed rows, for every model: with any columns of users, of one user or of
+several.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,12 @@ from torch import Tensor
 
 from sparrow.core import Batch, repeated
 from sparrow.core.repeated import Repeated
+from sparrow.extensions.blend import model as blend
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.transforms import Transforms
 from sparrow.layers.packed import PackedWeight
 from sparrow.losses import probabilities
-from sparrow.models import Offset, autoint, blend, din, finalmlp, fm, logistic
+from sparrow.models import Offset, autoint, din, finalmlp, fm, logistic
 from sparrow.serving.requests import Encoder
 from tests.models.test_models import MODELS, build, named
 
@@ -57,13 +60,27 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     found = []
     for _ in range(count):
         likes = ids()
-        numbers = {"age": random.normal(40, 10), "income": random.exponential(), "price": random.normal()}
+        numbers = {
+            "age": random.normal(40, 10),
+            "income": random.exponential(),
+            "price": random.normal(),
+        }
         single = {"item": f"i{random.integers(30)}", "user": f"u{random.integers(50)}"}
-        found.append(numbers | single | {"history": ids(), "likes": likes, "how": [random.random() for _ in likes]})
+        found.append(
+            numbers
+            | single
+            | {
+                "history": ids(),
+                "likes": likes,
+                "how": [random.random() for _ in likes],
+            }
+        )
     return found
 
 
-def asked(of_user: Sequence[str], counts: Sequence[int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def asked(
+    of_user: Sequence[str], counts: Sequence[int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Users, and their candidates one after the other."""
     users = [{name: row[name] for name in of_user} for row in rows(len(counts), seed=1)]
     own = rows(sum(counts), seed=2)
@@ -127,7 +144,9 @@ def test_ranked_is_scored(config: Any, of_user: Sequence[str], always: None) -> 
 
 
 # members of a blend scale what they share, each in its own way
-@pytest.mark.parametrize("config", [c for c in MODELS if not isinstance(c, blend.Config)], ids=named)
+@pytest.mark.parametrize(
+    "config", [c for c in MODELS if not isinstance(c, blend.Config)], ids=named
+)
 def test_products_of_what_is_shared_run_once(config: Any, always: None, counted: list[int]) -> None:
     """Of 40 rows of two users. All products of all inputs, when all of them are the users'."""
     model, done = served(config), {}
@@ -137,11 +156,14 @@ def test_products_of_what_is_shared_run_once(config: Any, always: None, counted:
             user_B = np.repeat(np.arange(2), 20)
             batch = Encoder(TRANSFORMS).crossed(users, own, user_B)
             if not way:
-                batch = Batch(dense_BC=batch.dense_BC.clone(), ids=batch.ids)  # which nobody knows anything of
+                # which nobody knows anything of
+                batch = Batch(dense_BC=batch.dense_BC.clone(), ids=batch.ids)
             counted.clear()
             scores(model, batch)
             done[name, way] = sum(counted)
-    if isinstance(config, WITHOUT_PRODUCTS) or (isinstance(config, autoint.Config) and not config.deep):
+    if isinstance(config, WITHOUT_PRODUCTS) or (
+        isinstance(config, autoint.Config) and not config.deep
+    ):
         return
     assert done["her columns", True] < done["her columns", False]
     assert done["all", True] < done["her columns", True] or isinstance(
@@ -169,7 +191,9 @@ def test_a_row_is_scored_the_same_beside_strangers(always: None) -> None:
     torch.testing.assert_close(together[7:8], alone, rtol=0, atol=CLOSE)
 
 
-def test_where_little_is_saved_nothing_is_done(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_little_is_saved_nothing_is_done(
+    counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(repeated, "COPYING", 0)
     users, own = asked(OF_USER["her columns"], [20])
     batch = Encoder(TRANSFORMS).crossed(users, own, np.zeros(20, np.int64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,12 @@ from tests.equivalence.pool import Pool
 
 pytestmark = pytest.mark.multi
 RULES: dict[str, RowRule] = {
-    "sgd": sgd.Config(lr=0.1), "rowwise_adagrad": rowwise_adagrad.Config(), "adagrad": adagrad.Config(),
-    "adam": adam.Config(), "rowwise_adam": rowwise_adam.Config(),
-}  # fmt: skip
+    "sgd": sgd.Config(lr=0.1),
+    "rowwise_adagrad": rowwise_adagrad.Config(),
+    "adagrad": adagrad.Config(),
+    "adam": adam.Config(),
+    "rowwise_adam": rowwise_adam.Config(),
+}
 LAYOUTS: dict[str, Callable[[int, int], Layout]] = {  # of ranks, ranks a host
     "data_parallel": lambda size, local: data_parallel(),
     "table_wise": lambda size, local: table_wise(size - 1),
@@ -48,11 +51,12 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {  # of ranks, ranks a host
 MODES = ("fused", "deferred", "off")
 FP32 = cast.Config()
 BATCHES = [5, 3, 0, 6, 1]  # samples of each rank: uneven, and none
-EIGHT = pytest.param(8, marks=pytest.mark.slow)
 
 
 def pairwise(**choices: list[Any]) -> list[dict[str, Any]]:
-    """Cases in which every two choices meet: greedily, each case takes as many new pairs as it can."""
+    """Cases in which every two choices meet: greedily, each case takes as many new pairs as it
+    can.
+    """
     names = list(choices)
     left = {
         (a, x, b, y)
@@ -69,7 +73,8 @@ def pairwise(**choices: list[Any]) -> list[dict[str, Any]]:
                 best[c] = max(
                     range(len(choices[names[c]])),
                     key=lambda z: sum(
-                        ((min(c, o), z if c < o else v, max(c, o), v if c < o else z) in left) for o, v in best.items()
+                        ((min(c, o), z if c < o else v, max(c, o), v if c < o else z) in left)
+                        for o, v in best.items()
                     ),
                 )
         left -= {(i, best[i], j, best[j]) for i, j in itertools.combinations(sorted(best), 2)}
@@ -78,23 +83,42 @@ def pairwise(**choices: list[Any]) -> list[dict[str, Any]]:
 
 
 def single(
-    rule: RowRule, poolings: tuple[str, ...], mode: str, batches: list[int], most: int, weighted: bool, steps: int,
-    unique: bool = False, only: tuple[str, tuple[int, int]] | None = None, scale: float = 1.0,
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    """One process with the ranks' batches one behind the other. only: a table that has only these columns."""
+    rule: RowRule,
+    poolings: tuple[str, ...],
+    mode: str,
+    batches: list[int],
+    most: int,
+    weighted: bool,
+    steps: int,
+    unique: bool = False,
+    only: tuple[str, tuple[int, int]] | None = None,
+    scale: float = 1.0,
+) -> tuple[Any, dict[str, Any]]:
+    """One process with the ranks' batches one behind the other. only: a table that has only these
+    columns.
+    """
     whole = cases.tables(rule, poolings, mode)
     if only:
         table, (left, right) = only
-        narrow = tuple(right - left if name == table else dim for name, dim in zip("abc", cases.DIMS, strict=True))
+        narrow = tuple(
+            right - left if name == table else dim
+            for name, dim in zip("abc", cases.DIMS, strict=True)
+        )
         begun, whole = whole, cases.tables(rule, poolings, mode, narrow)
         whole.record(table).weight.copy_(begun.record(table).weight[:, left:right])
     found = []
     for step in range(steps):
         made = cases.grouped if unique else cases.ids
-        parts = [made(100 * step + rank, count, most, weighted).expanded() for rank, count in enumerate(batches)]
+        parts = [
+            made(100 * step + rank, count, most, weighted).expanded()
+            for rank, count in enumerate(batches)
+        ]
         out = cases.flat(whole(joined(parts)))
         sizes = [
-            {n: part[f].values_N.numel() if p == "none" else count for n, f, p in zip(out, out, poolings, strict=True)}
+            {
+                n: part[f].values_N.numel() if p == "none" else count
+                for n, f, p in zip(out, out, poolings, strict=True)
+            }
             for part, count in zip(parts, batches, strict=True)
         ]
         found.append({name: v.detach().split([s[name] for s in sizes]) for name, v in out.items()})
@@ -102,7 +126,10 @@ def single(
         for i, (name, v) in enumerate(out.items()):
             dim = cases.DIMS["abc".index("abac"[i])]
             shapes = [torch.Size([size[name], dim]) for size in sizes]
-            grads = [cases.upstream(shape, 7 * step + 31 * r + i, unique) for r, shape in enumerate(shapes)]
+            grads = [
+                cases.upstream(shape, 7 * step + 31 * r + i, unique)
+                for r, shape in enumerate(shapes)
+            ]
             grad = torch.cat(grads)
             if only and "abac"[i] == only[0]:
                 grad = grad[:, slice(*only[1])]
@@ -118,10 +145,11 @@ def joined(parts: list[KeyedJagged]) -> KeyedJagged:
     flat = [ids for of_key in each for ids in of_key]
     weighted = parts[0].weights_N is not None
     return KeyedJagged(
-        keys=parts[0].keys, values_N=torch.cat([i.values_N for i in flat]),
+        keys=parts[0].keys,
+        values_N=torch.cat([i.values_N for i in flat]),
         lengths=torch.cat([i.lengths_B for i in flat]),
         weights_N=torch.cat([i.weights_N for i in flat]) if weighted else None,  # type: ignore[misc]
-    )  # fmt: skip
+    )
 
 
 def assert_same(got: list[dict[str, Any]], want: Any, exact: bool, state: bool = True) -> None:
@@ -149,9 +177,26 @@ def assert_same(got: list[dict[str, Any]], want: Any, exact: bool, state: bool =
     assert all((count == 1).all() for count in seen.values())  # every number is on one rank
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, EIGHT])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_one_id_a_bag(ranks: Callable[[int], Pool], size: int, layout: str) -> None:
+def by_turns(*choices: Iterable[Any]) -> list[Any]:
+    """All that can be chosen; quick are every other one, in which each choice is met."""
+    each = itertools.product(*map(enumerate, choices))
+    return [
+        pytest.param(
+            *(value for _, value in case),
+            marks=pytest.mark.slow if sum(place for place, _ in case) % 2 else (),
+        )
+        for case in each
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "size"),
+    [
+        *by_turns(LAYOUTS, (2, 3, 4, 5)),
+        *(pytest.param(layout, 8, marks=pytest.mark.slow) for layout in LAYOUTS),
+    ],
+)
+def test_one_id_a_bag(ranks: Callable[[int], Pool], layout: str, size: int) -> None:
     """Where nothing is added up in another order, bits are the same."""
     pool = ranks(size)
     plan = dict.fromkeys("abc", LAYOUTS[layout](size, HOSTS[size]))
@@ -161,7 +206,9 @@ def test_one_id_a_bag(ranks: Callable[[int], Pool], size: int, layout: str) -> N
     )
     batches = (2 * BATCHES)[:size]
     got = pool.run(cases.train, plan, rule, poolings, "fused", batches, 1, False, 3)
-    assert_same(got, single(rule, poolings, "fused", batches, 1, False, 3), exact=layout != "data_parallel")
+    assert_same(
+        got, single(rule, poolings, "fused", batches, 1, False, 3), exact=layout != "data_parallel"
+    )
 
 
 MIXED = {"a": "row_wise", "b": "table_wise", "c": "table_row_wise"}  # roads side by side
@@ -178,15 +225,28 @@ def plan_of(layout: str, size: int) -> dict[str, Layout]:
 
 
 def check(pool: Pool, case: dict[str, Any], ahead: bool = False, unique: bool = False) -> list[Any]:
-    """Three steps on all ranks against one process, which never has unique rows; gives what the ranks found."""
+    """Three steps on all ranks against one process, which never has unique rows; gives what the
+    ranks found.
+    """
     size, rule = case["size"], RULES[case["rule"]]
-    arguments = (rule, case["poolings"], case["mode"], BATCHES[:size], case["most"], case["weighted"], 3)
+    arguments = (
+        rule,
+        case["poolings"],
+        case["mode"],
+        BATCHES[:size],
+        case["most"],
+        case["weighted"],
+        3,
+    )
     plan = plan_of(case["layout"], size)
     got = pool.run(cases.train, plan, *arguments, (FP32, FP32), ahead, unique)
     want = single(*arguments, unique)
     cut = any(layout.columns > 1 for layout in plan.values())
-    whole_bags = case["layout"] in ("table_wise", "column_wise", "table_column_wise") or case["most"] == 1
-    exact = whole_bags and (case["layout"] != "data_parallel" or unique)  # whose gradients add up alike in any order
+    whole_bags = (
+        case["layout"] in ("table_wise", "column_wise", "table_column_wise") or case["most"] == 1
+    )
+    # whose gradients add up alike in any order
+    exact = whole_bags and (case["layout"] != "data_parallel" or unique)
     if cut and "rowwise" in case["rule"] and case["mode"] != "off":
         assert_same_by_part(got, (*arguments, unique), exact)
     else:
@@ -195,15 +255,23 @@ def check(pool: Pool, case: dict[str, Any], ahead: bool = False, unique: bool = 
 
 
 def assert_same_by_part(got: list[dict[str, Any]], arguments: tuple[Any, ...], exact: bool) -> None:
-    """With a rule that keeps a number a row, a column part learns as a table that has only these columns."""
-    for table, columns in {(table, columns) for of_rank in got for table, _, columns, _ in of_rank["chunks"]}:
+    """With a rule that keeps a number a row, a column part learns as a table that has only these
+    columns.
+    """
+    for table, columns in {
+        (table, columns) for of_rank in got for table, _, columns, _ in of_rank["chunks"]
+    }:
         vectors, fields = single(*arguments, only=(table, columns))
         names = {f"f{i + 1}" for i, of in enumerate("abac") if of == table}
         cut, alone = slice(*columns), (0, columns[1] - columns[0])
         mine = []
         for of_rank in got:
-            steps = [{n: v[:, cut] for n, v in step.items() if n in names} for step in of_rank["vectors"]]
-            chunks = [(t, r, alone, f) for t, r, c, f in of_rank["chunks"] if (t, c) == (table, columns)]
+            steps = [
+                {n: v[:, cut] for n, v in step.items() if n in names} for step in of_rank["vectors"]
+            ]
+            chunks = [
+                (t, r, alone, f) for t, r, c, f in of_rank["chunks"] if (t, c) == (table, columns)
+            ]
             mine.append({"vectors": steps, "chunks": chunks})
         assert_same(mine, (vectors, {table: fields[table]}), exact)
 
@@ -218,8 +286,16 @@ def test_sharded_is_single(ranks: Callable[[int], Pool], case: dict[str, Any]) -
 @pytest.mark.parametrize("rule", RULES)
 def test_every_combination(ranks: Callable[[int], Pool], layout: str, rule: str) -> None:
     poolings = [*itertools.product(("sum", "mean"), repeat=2)]
-    for p, mode, weighted, most, size in itertools.product(poolings, MODES, (False, True), (1, 6), (2, 4)):
-        case = {"layout": layout, "rule": rule, "poolings": (*p, "none", "sum"), "mode": mode, "weighted": weighted}
+    for p, mode, weighted, most, size in itertools.product(
+        poolings, MODES, (False, True), (1, 6), (2, 4)
+    ):
+        case = {
+            "layout": layout,
+            "rule": rule,
+            "poolings": (*p, "none", "sum"),
+            "mode": mode,
+            "weighted": weighted,
+        }
         check(ranks(size), {**case, "most": most, "size": size})
 
 
@@ -227,40 +303,74 @@ def test_ids_may_be_sent_ahead(ranks: Callable[[int], Pool]) -> None:
     check(ranks(4), {**CASES[0], "layout": "mixed", "mode": "fused", "size": 4}, ahead=True)
 
 
-@pytest.mark.parametrize("rule", ["rowwise_adagrad", "rowwise_adam"])
-@pytest.mark.parametrize("layout", ["column_wise", "table_column_wise", "grid"])
-def test_a_column_part_learns_as_a_table_of_its_own(ranks: Callable[[int], Pool], layout: str, rule: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "rule"),
+    by_turns(("column_wise", "table_column_wise", "grid"), ("rowwise_adagrad", "rowwise_adam")),
+)
+def test_a_column_part_learns_as_a_table_of_its_own(
+    ranks: Callable[[int], Pool], layout: str, rule: str
+) -> None:
     """One number a row for each part, over steps: those of a table that has only these columns."""
     for poolings, most in ((("sum", "mean", "sum", "sum"), 1), (("mean", "sum", "none", "sum"), 6)):
-        case = {"layout": layout, "rule": rule, "mode": "fused", "weighted": most > 1, "most": most, "size": 4}
+        case = {
+            "layout": layout,
+            "rule": rule,
+            "mode": "fused",
+            "weighted": most > 1,
+            "most": most,
+            "size": 4,
+        }
         check(ranks(4), {**case, "poolings": poolings})
 
 
 BYTES = pairwise(
-    layout=[name for name in LAYOUTS if name != "data_parallel"], codec=["fp32", "bf16"], most=[1, 10],
-    pooling=["sum", "mean"], weighted=[False, True], size=[3, 4, 5],
-)  # fmt: skip
+    layout=[name for name in LAYOUTS if name != "data_parallel"],
+    codec=["fp32", "bf16"],
+    most=[1, 10],
+    pooling=["sum", "mean"],
+    weighted=[False, True],
+    size=[3, 4, 5],
+)
 
 
 @pytest.mark.parametrize("case", BYTES, ids=lambda case: "-".join(map(str, case.values())))
 def test_bytes_are_those_of_the_formula(ranks: Callable[[int], Pool], case: dict[str, Any]) -> None:
     """Counted from what collectives were handed, against what the layout must send."""
     size, most, weighted = case["size"], case["most"], case["weighted"]
-    local, number, batches = HOSTS[size], {"fp32": 4, "bf16": 2}[case["codec"]], [5, 3, 4, 6, 2][:size]
+    local, number, batches = (
+        HOSTS[size],
+        {"fp32": 4, "bf16": 2}[case["codec"]],
+        [5, 3, 4, 6, 2][:size],
+    )
     plan, both = plan_of(case["layout"], size), (cast.Config(dtype=case["codec"]),) * 2
     got = ranks(size).run(
-        cases.train, plan, RULES["sgd"], (case["pooling"],) * 4, "fused", batches, most, weighted, 1, both
+        cases.train,
+        plan,
+        RULES["sgd"],
+        (case["pooling"],) * 4,
+        "fused",
+        batches,
+        most,
+        weighted,
+        1,
+        both,
     )
     for rank, of_rank in enumerate(got):
         sent = {key: n for key, n in of_rank["bytes"].items() if key[1] != "self" and n}
-        ours = {key: n for key, n in sent.items() if not key[0].startswith(("ids", "sizes", "weights"))}
+        ours = {
+            key: n for key, n in sent.items() if not key[0].startswith(("ids", "sizes", "weights"))
+        }
         through_host = case["layout"] in ("table_row_wise", "grid", "hosts_row_wise")
         want = (sums_sent if through_host else vectors_sent)(plan, rank, batches, local, number)
         assert ours == {key: n for key, n in want.items() if n}
     parts = [cases.ids(rank, count, most, weighted) for rank, count in enumerate(batches)]
     layouts = [plan[table] for table in "abac"]
     lengths = sum(batches) * sum(len(layout.ranks) for layout in layouts)
-    rows = sum(part[key].values_N.numel() * layouts[k].columns for part in parts for k, key in enumerate(part.keys))
+    rows = sum(
+        part[key].values_N.numel() * layouts[k].columns
+        for part in parts
+        for k, key in enumerate(part.keys)
+    )
     total = Counter[str]()
     for (what, _), n in itertools.chain.from_iterable(of_rank["bytes"].items() for of_rank in got):
         total[what] += n
@@ -271,7 +381,9 @@ def test_bytes_are_those_of_the_formula(ranks: Callable[[int], Pool], case: dict
 def vectors_sent(
     plan: dict[str, Layout], rank: int, batches: list[int], local: int, number: int
 ) -> Counter[tuple[str, str]]:
-    """Each shard's columns to every rank that asked, for each of its samples, whatever a bag holds."""
+    """Each shard's columns to every rank that asked, for each of its samples, whatever a bag
+    holds.
+    """
     want = Counter[tuple[str, str]]()
     for table in "abac":
         place = "abc".index(table)
@@ -287,7 +399,9 @@ def vectors_sent(
 def sums_sent(
     plan: dict[str, Layout], rank: int, batches: list[int], local: int, number: int
 ) -> Counter[tuple[str, str]]:
-    """Partial sums within the host, for the samples of each local rank everywhere; then one sum to each other host."""
+    """Partial sums within the host, for the samples of each local rank everywhere; then one sum to
+    each other host.
+    """
     hosts, (host, at) = len(batches) // local, divmod(rank, local)
     widths = [0] * hosts  # of what a host has, over features
     for table in "abac":
@@ -304,11 +418,24 @@ def sums_sent(
 
 
 def test_a_codec_of_any_size(ranks: Callable[[int], Pool]) -> None:
-    """Blocks whose bytes depend on their numbers travel with their sizes, and nothing else changes."""
+    """Blocks whose bytes depend on their numbers travel with their sizes, and nothing else
+    changes.
+    """
     rule, poolings = RULES["rowwise_adagrad"], ("sum", "mean", "none", "sum")
     for layout in ("mixed", "row_wise", "grid"):
         plain, packed = (
-            ranks(4).run(cases.train, plan_of(layout, 4), rule, poolings, "fused", BATCHES[:4], 6, True, 3, codecs)
+            ranks(4).run(
+                cases.train,
+                plan_of(layout, 4),
+                rule,
+                poolings,
+                "fused",
+                BATCHES[:4],
+                6,
+                True,
+                3,
+                codecs,
+            )
             for codecs in ((FP32, FP32), (cases.Sparse(), cases.Sparse()))
         )
         for one, other in zip(plain, packed, strict=True):
@@ -319,15 +446,25 @@ def test_a_codec_of_any_size(ranks: Callable[[int], Pool]) -> None:
             assert one["bytes"] != other["bytes"]
 
 
+CHANGES = (
+    ("row_wise", "column_wise"), ("grid", "mixed"), ("data_parallel", "grid"), ("mixed", "row_wise"),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [("row_wise", "column_wise"), ("grid", "mixed"), ("data_parallel", "grid"), ("mixed", "row_wise")],
+    ("change", "sizes"),
+    [
+        *by_turns(CHANGES, ((4, 2), (2, 4), (4, 1))),
+        *(pytest.param(change, (4, 8), marks=pytest.mark.slow) for change in CHANGES),
+    ],
 )
-@pytest.mark.parametrize("sizes", [(4, 2), (2, 4), (4, 1), pytest.param((4, 8), marks=pytest.mark.slow)])
 def test_a_checkpoint_fits_any_plan(
-    ranks: Callable[[int], Pool], tmp_path: Path, before: str, after: str, sizes: tuple[int, int]
+    ranks: Callable[[int], Pool], tmp_path: Path, change: tuple[str, str], sizes: tuple[int, int]
 ) -> None:
-    rule = RULES["sgd" if "grid" in (before, after) or after == "column_wise" else "rowwise_adagrad"]
+    before, after = change
+    rule = RULES[
+        "sgd" if "grid" in (before, after) or after == "column_wise" else "rowwise_adagrad"
+    ]
     saved = ranks(sizes[0]).run(cases.save, plan_of(before, sizes[0]), rule, str(tmp_path))
     if sizes[1] == 1:
         loaded = [cases.load(World(), dict.fromkeys("abc", data_parallel()), rule, str(tmp_path))]
@@ -345,7 +482,9 @@ def test_what_a_rule_keeps_once_a_row_becomes_the_mean_of_column_parts(
 ) -> None:
     """Of a checkpoint whose column parts have learnt apart; weights and marks keep their bits."""
     saved = ranks(4).run(cases.save, plan_of("column_wise", 4), RULES[rule], str(tmp_path))
-    loaded = whole(ranks(4).run(cases.load, plan_of("row_wise", 4), RULES[rule], str(tmp_path)), RULES[rule])
+    loaded = whole(
+        ranks(4).run(cases.load, plan_of("row_wise", 4), RULES[rule], str(tmp_path)), RULES[rule]
+    )
     means = {t: {n: torch.zeros_like(v) for n, v in fields.items()} for t, fields in loaded.items()}
     for table, rows, columns, fields in itertools.chain.from_iterable(saved):
         share = (columns[1] - columns[0]) / means[table]["weight"].shape[1]
@@ -363,14 +502,23 @@ def test_what_a_rule_keeps_once_a_row_becomes_the_mean_of_column_parts(
                 assert torch.equal(values, means[table][name])
             else:
                 torch.testing.assert_close(values, means[table][name], rtol=1e-5, atol=1e-7)
-        first = next(f for t, _, c, f in itertools.chain.from_iterable(saved) if t == table and c[0] == 0)
-        apart |= any(not torch.equal(fields[n], v) for n, v in first.items() if v.dim() == 1 and n != "touched")
+        first = next(
+            f for t, _, c, f in itertools.chain.from_iterable(saved) if t == table and c[0] == 0
+        )
+        apart |= any(
+            not torch.equal(fields[n], v)
+            for n, v in first.items()
+            if v.dim() == 1 and n != "touched"
+        )
     assert apart  # the parts' own numbers differ
 
 
 def whole(of_ranks: list[Any], rule: RowRule) -> dict[str, dict[str, torch.Tensor]]:
     """The tables of everyone's chunks."""
-    fields = {record.name: record.fields for record in cases.tables(rule, ("sum",) * 4, "fused").all_records()}
+    fields = {
+        record.name: record.fields
+        for record in cases.tables(rule, ("sum",) * 4, "fused").all_records()
+    }
     for table, rows, columns, found in itertools.chain.from_iterable(of_ranks):
         for name, values in found.items():
             if values.dim() > 1:
@@ -381,37 +529,62 @@ def whole(of_ranks: list[Any], rule: RowRule) -> dict[str, dict[str, torch.Tenso
 
 
 UNIQUE = pairwise(
-    layout=[*LAYOUTS, "mixed"], rule=list(RULES), mode=["fused", "deferred"], weighted=[False, True], most=[1, 6],
+    layout=[*LAYOUTS, "mixed"],
+    rule=list(RULES),
+    mode=["fused", "deferred"],
+    weighted=[False, True],
+    most=[1, 6],
     size=[2, 3, 4, 5],
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("case", UNIQUE, ids=lambda case: "-".join(map(str, case.values())))
 def test_unique_rows_between_ranks_are_samples_in_one_process(
     ranks: Callable[[int], Pool], case: dict[str, Any]
 ) -> None:
-    """Sharded and with dedup against neither, with every rule: stored rows that no sample uses are not stepped."""
+    """Sharded and with dedup against neither, with every rule: stored rows that no sample uses are
+    not stepped.
+    """
     check(ranks(case["size"]), {**case, "poolings": ("sum", "sum", "none", "sum")}, unique=True)
 
 
 @pytest.mark.parametrize("most", [1, 5])
 def test_bytes_are_those_of_unique_rows(ranks: Callable[[int], Pool], most: int) -> None:
-    case = {"layout": "table_wise", "rule": "sgd", "poolings": ("sum", "sum", "none", "sum"), "mode": "fused"}
+    case = {
+        "layout": "table_wise",
+        "rule": "sgd",
+        "poolings": ("sum", "sum", "none", "sum"),
+        "mode": "fused",
+    }
     got = check(ranks(4), {**case, "most": most, "weighted": False, "size": 4}, unique=True)
     for rank, of_rank in enumerate(got[:3]):  # all tables are on the last rank
         sent = 0
         for step in range(3):
             ids = cases.grouped(100 * step + rank, BATCHES[rank], most, False)
-            vectors = ids.stored("f1"), ids.stored("f2"), ids["f3"].values_N.numel(), ids.stored("f4")
-            sent += sum(4 * n * cases.DIMS["abc".index(table)] for n, table in zip(vectors, "abac", strict=True))
+            vectors = (
+                ids.stored("f1"),
+                ids.stored("f2"),
+                ids["f3"].values_N.numel(),
+                ids.stored("f4"),
+            )
+            sent += sum(
+                4 * n * cases.DIMS["abc".index(table)]
+                for n, table in zip(vectors, "abac", strict=True)
+            )
         assert sum(n for (what, _), n in of_rank["bytes"].items() if what == "gradients") == sent
 
 
 @pytest.mark.parametrize("rule", ["sgd", "rowwise_adagrad", "adam"])
-def test_copied_tables_travel_by_what_takes_fewer_bytes(ranks: Callable[[int], Pool], rule: str) -> None:
-    """As rows or whole: the same bits on every rank. They use most rows of one table, few of another."""
+def test_copied_tables_travel_by_what_takes_fewer_bytes(
+    ranks: Callable[[int], Pool], rule: str
+) -> None:
+    """As rows or whole: the same bits on every rank. They use most rows of one table, few of
+    another.
+    """
     batches = [8, 6, 0, 7]
-    best, rows, whole = (ranks(4).run(cases.copied, way, RULES[rule], batches, 3) for way in (None, False, True))
+    best, rows, whole = (
+        ranks(4).run(cases.copied, way, RULES[rule], batches, 3) for way in (None, False, True)
+    )
     assert all(one["chosen"] == {True, False} for one in best)
     for others in (best, rows, whole):
         for of_rank in others:
@@ -420,17 +593,23 @@ def test_copied_tables_travel_by_what_takes_fewer_bytes(ranks: Callable[[int], P
                     assert torch.equal(values, of_rank["all rows"][table][name]), (table, name)
 
     def sent(of_rank: dict[str, Any]) -> int:
-        return sum(n for (what, link), n in of_rank["bytes"].items() if "copied" in what and link != "self")
+        return sum(
+            n for (what, link), n in of_rank["bytes"].items() if "copied" in what and link != "self"
+        )
 
     assert sum(map(sent, best)) < min(sum(map(sent, rows)), sum(map(sent, whole)))
     want = single(RULES[rule], ("sum", "mean", "none", "sum"), "fused", batches, 3, True, 3)[1]
     for table, fields in want.items():
-        torch.testing.assert_close(best[0]["all rows"][table]["weight"], fields["weight"], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            best[0]["all rows"][table]["weight"], fields["weight"], rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_the_norm_is_of_everyones_gradients(ranks: Callable[[int], Pool], spoilt: bool) -> None:
-    """Of sharded and copied tables; one rank's infinity is everyone's, or they would not all leave the step out."""
+    """Of sharded and copied tables; one rank's infinity is everyone's, or they would not all leave
+    the step out.
+    """
     plan = {**plan_of("row_wise", 4), "b": data_parallel()}
     got = ranks(4).run(cases.norm, plan, RULES["sgd"], spoilt)
     assert got == [got[0]] * 4
@@ -444,16 +623,23 @@ def test_small_gradients_arrive_in_fp16(
 ) -> None:
     """Of 1e-9, where fp16's own least number is 6e-8, within the format's error.
 
-    Half a unit of 11 bits is 2**-11 of a gradient. The largest of a message comes to [2**14, 2**15), so below the
-    normal numbers half their distance, 2**-25, is at most 2**-39 of it, on each of the two hops of a grid.
-    A row's gradients add up, and so do their errors. fp32 rounds, in both runs, every sum, the product with the rate,
-    the weight, and the difference that is compared.
+    Half a unit of 11 bits is 2**-11 of a gradient. The largest of a message comes to [2**14,
+    2**15), so below the normal numbers half their distance, 2**-25, is at most 2**-39 of it, on
+    each of the two hops of a grid.
+    A row's gradients add up, and so do their errors. fp32 rounds, in both runs, every sum, the
+    product with the rate, the weight, and the difference that is compared.
     """
-    rule, poolings, fp16 = sgd.Config(lr=1e8), ("sum", "mean", "sum", "none"), cast.Config(dtype="fp16")
+    rule, poolings, fp16 = (
+        sgd.Config(lr=1e8),
+        ("sum", "mean", "sum", "none"),
+        cast.Config(dtype="fp16"),
+    )
     arguments = (rule, poolings, "fused", BATCHES[:4], 1, False, 1)
     want = single(*arguments, scale=1e-9)[1]
     begun = cases.tables(rule, poolings, "fused")
-    got = ranks(4).run(cases.train, plan_of(layout, 4), *arguments, (FP32, fp16), False, False, 1e-9)
+    got = ranks(4).run(
+        cases.train, plan_of(layout, 4), *arguments, (FP32, fp16), False, False, 1e-9
+    )
     upstream, found = cases.upstream, []
 
     def sizes(*given: Any) -> torch.Tensor:
@@ -461,17 +647,23 @@ def test_small_gradients_arrive_in_fp16(
         return found[-1]
 
     monkeypatch.setattr(cases, "upstream", sizes)
-    farthest = single(*arguments, scale=1e-9)[1]  # where rows would go if no two gradients were of different signs
+    # where rows would go if no two gradients were of different signs
+    farthest = single(*arguments, scale=1e-9)[1]
     largest = 1e-9 * rule.lr * max(float(size.max()) for size in found if size.numel())
-    lookups, rounding = 2 * sum(BATCHES[:4]), 2.0**-24  # of a row, at most: two features share a table
+    # of a row, at most: two features share a table
+    lookups, rounding = 2 * sum(BATCHES[:4]), 2.0**-24
     moves = 0.0
-    for table, rows, columns, fields in itertools.chain.from_iterable(of_rank["chunks"] for of_rank in got):
+    for table, rows, columns, fields in itertools.chain.from_iterable(
+        of_rank["chunks"] for of_rank in got
+    ):
         part = slice(*rows), slice(*columns)
         before = begun.record(table).weight[part]
         moved, told = fields["weight"] - before, want[table]["weight"][part] - before
         reach = (farthest[table]["weight"][part] - before).abs()
         of_fp32 = 2 * rounding * ((lookups + 3) * reach + before.abs())
-        assert ((moved - told).abs() <= 2**-11 * reach + 2 * lookups * 2**-39 * largest + of_fp32).all()
+        assert (
+            (moved - told).abs() <= 2**-11 * reach + 2 * lookups * 2**-39 * largest + of_fp32
+        ).all()
         moves = max([moves, *told.abs().flatten().tolist()])
     assert moves > 0.2
 
@@ -481,7 +673,18 @@ def test_codecs_are_chosen_apart(ranks: Callable[[int], Pool]) -> None:
     rule, poolings, bf16 = RULES["sgd"], ("sum", "mean", "sum", "none"), cast.Config(dtype="bf16")
     vectors, rows = single(rule, poolings, "fused", BATCHES[:4], 1, False, 1)
     forward, backward = (
-        ranks(4).run(cases.train, plan_of("table_wise", 4), rule, poolings, "fused", BATCHES[:4], 1, False, 1, codecs)
+        ranks(4).run(
+            cases.train,
+            plan_of("table_wise", 4),
+            rule,
+            poolings,
+            "fused",
+            BATCHES[:4],
+            1,
+            False,
+            1,
+            codecs,
+        )
         for codecs in ((bf16, FP32), (FP32, bf16))
     )
     for rank, (one, other) in enumerate(zip(forward, backward, strict=True)):
@@ -491,18 +694,36 @@ def test_codecs_are_chosen_apart(ranks: Callable[[int], Pool]) -> None:
         for table, _, _, fields in one["chunks"]:
             assert torch.equal(fields["weight"], rows[table]["weight"])
         for table, _, _, fields in other["chunks"]:
-            torch.testing.assert_close(fields["weight"], rows[table]["weight"], rtol=0.02, atol=0.02)
+            torch.testing.assert_close(
+                fields["weight"], rows[table]["weight"], rtol=0.02, atol=0.02
+            )
             assert not torch.equal(fields["weight"], rows[table]["weight"])
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_mx_rounds_the_vectors_of_each_table(ranks: Callable[[int], Pool], size: int) -> None:
-    """Messages of rank 0 are one block and those of the last rank a block for each table, and all ranks get both."""
+    """Messages of rank 0 are one block and those of the last rank a block for each table, and all
+    ranks get both.
+    """
     rule, poolings, dims = RULES["sgd"], ("sum", "sum", "none", "sum"), (64, 32, 5)
     plan = {"a": table_wise(0), "b": table_wise(0), "c": table_wise(size - 1)}
 
     def run(*codecs: Codec, before: Codec = FP32) -> Any:
-        given = rule, poolings, "fused", BATCHES[:size], 4, False, 1, codecs, False, False, 1.0, dims, before
+        given = (
+            rule,
+            poolings,
+            "fused",
+            BATCHES[:size],
+            4,
+            False,
+            1,
+            codecs,
+            False,
+            False,
+            1.0,
+            dims,
+            before,
+        )
         return ranks(size).run(cases.train, plan, *given)
 
     for name in ("mxfp8", "mxfp4"):

@@ -29,7 +29,13 @@ class Job:
     ) -> None:  # fmt: skip
         place.mkdir(parents=True, exist_ok=True)
         self.ranks, self._said = ranks, place / f"said-{len(list(place.glob('said-*')))}.txt"
-        command = [*TORCHRUN, *launch, f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", *command]
+        command = [
+            *TORCHRUN,
+            *launch,
+            f"--nproc-per-node={ranks}",
+            f"--max-restarts={restarts}",
+            *command,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **environment}
         with open(self._said, "w", encoding="utf-8") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)

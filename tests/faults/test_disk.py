@@ -1,4 +1,6 @@
-"""Runs with tables on an SSD whose disk is full, fails, or is damaged: one line, and they go on from what is whole."""
+"""Runs with tables on an SSD whose disk is full, fails, or is damaged: one line, and they go on
+from what is whole.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,28 @@ import pytest
 
 from sparrow import checkpoint
 from sparrow.core import UserError
-from sparrow.embeddings.stores import SsdStore
+from sparrow.extensions.tiers.stores.ssd import SsdStore
 from sparrow.training.loop import Trainer
+from tests.extensions.tiers.test_block_files import (
+    FEW,
+    check,
+    files,
+    in_memory,
+    last,
+    needed,
+    rows_of,
+    trainer,
+    wide,
+)
 from tests.small_disk import on_small_disk
-from tests.training.test_blocks import FEW, check, files, in_memory, last, needed, rows_of, trainer, wide
 
 __all__ = ["in_memory", "wide"]  # fixtures
 STEP = 27  # of the fault
 
 
-def at_step(prepared: Path, place: Path, fault: Callable[[Trainer], Any], **options: Any) -> Trainer:
+def at_step(
+    prepared: Path, place: Path, fault: Callable[[Trainer], Any], **options: Any
+) -> Trainer:
     """A run to which something happens after a step."""
 
     def hear(event: str, values: dict[str, Any]) -> None:
@@ -43,7 +57,9 @@ def refused(made: Trainer, told: str) -> None:
 
 
 def goes_on(prepared: Path, place: Path, want: dict[int, dict[str, str]]) -> None:
-    """That all checkpoints are whole, and that the end is that of a run to which nothing happened."""
+    """That all checkpoints are whole, and that the end is that of a run to which nothing
+    happened.
+    """
     assert checkpoint.steps(place / "run" / "checkpoints")
     check(place, want)
     trainer(prepared, place, resume=True, **FEW).fit()
@@ -52,15 +68,22 @@ def goes_on(prepared: Path, place: Path, want: dict[int, dict[str, str]]) -> Non
     assert files(place) == needed(place)
 
 
-# -- a full disk -------------------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------
 
 GOES_ON = "a run goes on from its last checkpoint with --resume"
 FULL = (
-    r"\S+: [^\n]+ need up to [\d.]+ MB, and [\d.]+ MB are free or have the run; lower checkpoint.keep, or name [^\n]+"
+    r"\S+: [^\n]+ need up to [\d.]+ MB, and [\d.]+ MB are free or have the run; lower"
+    r" checkpoint.keep, or name [^\n]+"
 )
 TOLD = {
-    "disk": rf"table \w+, rows \d+ to \d+: cannot write \S+\.blocks: No space left on device; make room .*; {GOES_ON}",
-    "run": r"\S+/run/\S+: cannot (write the checkpoint|be written) \(No space left on device\); make room [^\n]+",
+    "disk": (
+        r"table \w+, rows \d+ to \d+: cannot write \S+\.blocks: No space left on device; make room"
+        rf" .*; {GOES_ON}"
+    ),
+    "run": (
+        r"\S+/run/\S+: cannot (write the checkpoint|be written) \(No space left on device\); make"
+        r" room [^\n]+"
+    ),
 }
 
 
@@ -76,7 +99,9 @@ def fill(place: Path) -> None:
 
 
 def train_on_a_full_disk(prepared: str, place: str, which: str, wanted: str) -> None:
-    """The process of the test: the disk is full after a step, and once more when the run is resumed."""
+    """The process of the test: the disk is full after a step, and once more when the run is
+    resumed.
+    """
     root, full = Path(place), Path(place) / which
     want = {int(step): rows for step, rows in json.loads(Path(wanted).read_text()).items()}
     refused(at_step(Path(prepared), root, lambda made: fill(full)), TOLD[which])
@@ -98,26 +123,47 @@ def train_on_a_full_disk(prepared: str, place: str, which: str, wanted: str) -> 
         pytest.param("run", "tmpfs", marks=pytest.mark.slow),
     ],
 )
-def test_a_full_disk(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], which: str, kind: str) -> None:
+def test_a_full_disk(
+    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], which: str, kind: str
+) -> None:
     (tmp_path / "want").write_text(json.dumps(in_memory))
-    code = "import sys; from tests.faults.test_disk import train_on_a_full_disk; train_on_a_full_disk(*sys.argv[1:])"
-    run = [sys.executable, "-W", "ignore", "-c", code, str(wide), str(tmp_path), which, str(tmp_path / "want")]
-    done = subprocess.run([*on_small_disk(tmp_path / which, "8M", kind), *run], capture_output=True, text=True)
+    code = (
+        "import sys; from tests.faults.test_disk import train_on_a_full_disk;"
+        " train_on_a_full_disk(*sys.argv[1:])"
+    )
+    run = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        code,
+        str(wide),
+        str(tmp_path),
+        which,
+        str(tmp_path / "want"),
+    ]
+    done = subprocess.run(
+        [*on_small_disk(tmp_path / which, "8M", kind), *run], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
-# -- a device that fails -----------------------------------------------------------------------------------------------
+# -- a device that fails ---------------------------------------------------------------------------
 
 
 def opened(made: Trainer) -> dict[Path, int]:
     """The files of a run, and where they are open."""
     stores = [record.store for tables in made.tables for record in tables.all_records()]
-    found = [store._opened.file for store in stores if isinstance(store, SsdStore) and store._opened]
+    found = [
+        store._opened.file for store in stores if isinstance(store, SsdStore) and store._opened
+    ]
     return {of.path: of.fd for of in found}
 
 
 def fails(made: Trainer) -> None:
-    """Have all reads and writes of the run's files end with EIO: they are of memory that the process does not have."""
+    """Have all reads and writes of the run's files end with EIO: they are of memory that the
+    process does not have.
+    """
     for fd in opened(made).values():
         other = os.open("/proc/self/mem", os.O_RDWR)
         os.dup2(other, fd)
@@ -125,9 +171,16 @@ def fails(made: Trainer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no /proc/self/mem")
-def test_a_device_that_fails(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
-    told = r"table \w+, rows \d+ to \d+: cannot (read|write) \S+\.blocks: Input/output error; check the device; "
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="other systems have no /proc/self/mem"
+)
+def test_a_device_that_fails(
+    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]
+) -> None:
+    told = (
+        r"table \w+, rows \d+ to \d+: cannot (read|write) \S+\.blocks: Input/output error; check"
+        r" the device; "
+    )
     refused(at_step(wide, tmp_path, fails), told + GOES_ON)
     goes_on(wide, tmp_path, in_memory)
 
@@ -147,10 +200,15 @@ def cut(made: Trainer) -> None:
 
 
 @pytest.mark.parametrize("fault", [flip, pytest.param(cut, marks=pytest.mark.slow)])
-def test_damage_while_it_trains(wide: Path, tmp_path: Path, fault: Callable[[Trainer], None]) -> None:
-    """No row of a damaged block is ever used, and checkpoints that have none of these blocks are whole."""
+def test_damage_while_it_trains(
+    wide: Path, tmp_path: Path, fault: Callable[[Trainer], None]
+) -> None:
+    """No row of a damaged block is ever used, and checkpoints that have none of these blocks are
+    whole.
+    """
     told = (
-        r"table \w+, rows \d+ to \d+: \S+\.blocks is damaged \((the checksum of|it ends within) block \d+[^\n]*\); "
+        r"table \w+, rows \d+ to \d+: \S+\.blocks is damaged \((the checksum of|it ends within)"
+        r" block \d+[^\n]*\); "
         "go back to a checkpoint whose file is whole, or train the table again"
     )
     refused(at_step(wide, tmp_path, fault), told)

@@ -42,9 +42,24 @@ def pace() -> float:
 def start(box: Box, training: Training, *arguments: str) -> None:
     """The training job as every rank."""
     settings = {**SETTINGS, "sharding.timeout_s": round(TIMEOUT * pace())}
-    options = [text for name, value in settings.items() for text in (f"--{name}", json.dumps(value).strip('"'))]
+    options = [
+        text
+        for name, value in settings.items()
+        for text in (f"--{name}", json.dumps(value).strip('"'))
+    ]
     place = ["--run_dir", str(training.dir)]
-    box.start([sys.executable, "-m", "sparrow", "train", str(training.prepared), *place, *options, *arguments])
+    box.start(
+        [
+            sys.executable,
+            "-m",
+            "sparrow",
+            "train",
+            str(training.prepared),
+            *place,
+            *options,
+            *arguments,
+        ]
+    )
 
 
 def until(happened: Callable[[], bool], limit_s: float = 60) -> None:
@@ -82,7 +97,10 @@ def test_killed_host_is_named(box: Box, training: Training, host: int) -> None:
     assert [one.code for one in killed] == [-9, -9]
     for one in left:
         gone = r"rank 2 \(last at .*\), rank 3 \(last at .*\) are gone or stopped; rank \d was"
-        lost = rf"rank {one.rank} at step \d+, .*: the job's store is gone, with the host that had it"  # rank 0's
+        # rank 0's
+        lost = (
+            rf"rank {one.rank} at step \d+, .*: the job's store is gone, with the host that had it"
+        )
         assert re.match(gone if host else lost, error(one)), one
 
 
@@ -90,7 +108,9 @@ def test_killed_host_is_named(box: Box, training: Training, host: int) -> None:
 def test_lost_link_is_told_and_the_job_goes_on_from_its_checkpoint(
     box: Box, training: Training, tmp_path: Path
 ) -> None:
-    """A link that is away for a moment changes nothing; one that stays away ends the job; later it goes on."""
+    """A link that is away for a moment changes nothing; one that stays away ends the job; later it
+    goes on.
+    """
     whole = Training(training.prepared, tmp_path / "whole")
     start(box, whole)
     until(lambda: whole.step >= EVERY)
@@ -103,9 +123,14 @@ def test_lost_link_is_told_and_the_job_goes_on_from_its_checkpoint(
     with ends_within(box, TIMEOUT + 2 * NAMED) as ended:
         box.cut(1)
     for one in ended[:2]:
-        assert re.match(r"rank 2 \(last at .*\), rank 3 \(last at .*\) are gone or stopped; ", error(one)), one
+        assert re.match(
+            r"rank 2 \(last at .*\), rank 3 \(last at .*\) are gone or stopped; ", error(one)
+        ), one
     for one in ended[2:]:
-        assert re.match(rf"rank {one.rank} at step \d+, .*: the job's store is gone, with the host that", error(one))
+        assert re.match(
+            rf"rank {one.rank} at step \d+, .*: the job's store is gone, with the host that",
+            error(one),
+        )
     box.mend(1)
     start(box, training, "--resume")
     assert [one.code for one in box.wait(120 * slowness())] == [0] * 4

@@ -1,4 +1,6 @@
-"""A rank of a job with tables on an SSD is killed; torchrun starts all ranks again, and the end has the same bits."""
+"""A rank of a job with tables on an SSD is killed; torchrun starts all ranks again, and the end has
+the same bits.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,29 @@ import pytest
 
 from sparrow import checkpoint
 from sparrow.core import UserError
-from sparrow.training import blocks as of_run
+from sparrow.extensions.tiers import block_files as of_run
 from sparrow.training import train
+from tests.extensions.tiers.test_block_files import (
+    FEW,
+    SETTINGS,
+    check,
+    check_sizes,
+    count,
+    files,
+    last,
+    needed,
+    rows_of,
+    wide,
+)
 from tests.faults.job import Job
 from tests.runs import run_of
-from tests.training.test_blocks import FEW, SETTINGS, check, check_sizes, count, files, last, needed, rows_of, wide
 
 __all__ = ["wide"]  # a fixture
 RANKS = 2
 Point = tuple[int, str, int]
-"""A rank, a kind of calls as `count` takes it, and which of them; or "moment" and after how many milliseconds."""
+"""A rank, a kind of calls as `count` takes it, and which of them; or "moment" and after how many
+milliseconds.
+"""
 LIMITS = {"eviction": 60, "prefetch": 150, "sync": 150, "rename": 16, "prune": 40, "moment": 4000}
 
 
@@ -42,7 +57,9 @@ def trains(prepared: str, run_dir: Path, **changes: Any) -> int:
 
 
 def rank(prepared: str, place: Path, points: list[Point], begins: bool, steps: int) -> int:
-    """What a rank does: it trains in memory if it `begins`, then on an SSD, where each attempt has a point to kill."""
+    """What a rank does: it trains in memory if it `begins`, then on an SSD, where each attempt has
+    a point to kill.
+    """
     attempt, me = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
     if begins and not attempt:
         assert trains(prepared, place / "memory", checkpoint__keep=100, loop__max_steps=steps) == 0
@@ -73,9 +90,16 @@ def results(run_dir: Path) -> dict[str, Any]:
 
 
 def kill(prepared: Path, place: Path, points: list[Point], begins: bool, steps: int = 60) -> int:
-    """Run a job that is killed at each point in turn, until it ends as one that was never killed. Returns how often."""
+    """Run a job that is killed at each point in turn, until it ends as one that was never killed.
+    Returns how often.
+    """
     arguments = [str(prepared), str(place), json.dumps(points), str(int(begins)), str(steps)]
-    job = Job(RANKS, ["-m", "tests.faults.test_ranks_on_ssd", *arguments], place / "said", restarts=len(points))
+    job = Job(
+        RANKS,
+        ["-m", "tests.faults.test_ranks_on_ssd", *arguments],
+        place / "said",
+        restarts=len(points),
+    )
     try:
         assert job.end(60 + 20 * len(points)) == 0, job.output
     finally:
@@ -83,7 +107,7 @@ def kill(prepared: Path, place: Path, points: list[Point], begins: bool, steps: 
     ended = re.findall(r"failed \(exitcode: (-?\d+)\)", job.output)
     assert ended == ["-9"] * len(ended), job.output
     for line in job.errors:
-        assert re.match(r"rank \d \(last at [^\n]+\) is gone or stopped; rank \d was at ", line), line
+        assert re.match(r"rank \d \(last at [^\n]+\) is gone; rank \d was at ", line), line
     want = want_of(place)
     check(place, want)
     assert last(place).step == steps == max(want) and rows_of(last(place)) == want[steps]
@@ -94,6 +118,7 @@ def kill(prepared: Path, place: Path, points: list[Point], begins: bool, steps: 
     return len(ended)
 
 
+@pytest.mark.slow
 @pytest.mark.multi
 def test_a_killed_rank(wide: Path, tmp_path: Path) -> None:
     """In the middle of the second checkpoint, of which the other has written its half."""
@@ -103,7 +128,9 @@ def test_a_killed_rank(wide: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.multi
 def test_ranks_killed_at_forty_points(wide: Path, tmp_path: Path) -> None:
-    """Any rank, in evictions, reads ahead, syncs, renames and prunes, and at any moment; before and after each call."""
+    """Any rank, in evictions, reads ahead, syncs, renames and prunes, and at any moment; before and
+    after each call.
+    """
     random, begins = Random(5), True
     kinds = [kind for kind in LIMITS for _ in range(7)]
     points = [(random.randrange(RANKS), kind, random.randrange(LIMITS[kind])) for kind in kinds]
@@ -117,4 +144,12 @@ def test_ranks_killed_at_forty_points(wide: Path, tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(rank(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4] == "1", int(sys.argv[5])))
+    sys.exit(
+        rank(
+            sys.argv[1],
+            Path(sys.argv[2]),
+            json.loads(sys.argv[3]),
+            sys.argv[4] == "1",
+            int(sys.argv[5]),
+        )
+    )

@@ -31,9 +31,25 @@ class Training:
 
     def command(self, *arguments: str, **settings: Any) -> list[str]:
         """What every rank is to run."""
-        chosen = {**SETTINGS, **{name.replace("__", "."): value for name, value in settings.items()}}
-        options = [text for name, value in chosen.items() for text in (f"--{name}", json.dumps(value).strip('"'))]
-        return ["-m", "sparrow", "train", str(self.prepared), "--run_dir", str(self.dir), *options, *arguments]
+        chosen = {
+            **SETTINGS,
+            **{name.replace("__", "."): value for name, value in settings.items()},
+        }
+        options = [
+            text
+            for name, value in chosen.items()
+            for text in (f"--{name}", json.dumps(value).strip('"'))
+        ]
+        return [
+            "-m",
+            "sparrow",
+            "train",
+            str(self.prepared),
+            "--run_dir",
+            str(self.dir),
+            *options,
+            *arguments,
+        ]
 
     @contextmanager
     def job(self, ranks: int, *arguments: str, restarts: int = 0, **settings: Any) -> Iterator[Job]:
@@ -62,21 +78,26 @@ class Training:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The last checkpoint, and which is best."""
+        """The last checkpoint, whose manifest says which is best."""
         last = self.dir / "checkpoints" / f"step-{self.step:09d}"
-        found = {path.name: path.read_bytes() for path in sorted(last.iterdir())}
-        return found | {"best": (self.dir / "checkpoints" / "best.json").read_bytes()}
+        return {path.name: path.read_bytes() for path in sorted(last.iterdir())}
 
     def writing(self) -> bool:
         """Whether a checkpoint is being written."""
         return any((self.dir / "checkpoints").glob(".writing-*"))
 
     def assert_near(self, other: Training) -> None:
-        """To 1e-5: products of other shapes, and gradients of shares added up, sum in another order."""
+        """To 1e-5: products of other shapes, and gradients of shares added up, sum in another
+        order.
+        """
         assert self.results["step"] == other.results["step"]
         for name in ("logloss", "ne", "auc", "calibration"):
-            assert self.results["valid"][name] == pytest.approx(other.results["valid"][name], rel=1e-5)
-        for mine, theirs in zip(self.results["progressive"], other.results["progressive"], strict=True):
+            assert self.results["valid"][name] == pytest.approx(
+                other.results["valid"][name], rel=1e-5
+            )
+        for mine, theirs in zip(
+            self.results["progressive"], other.results["progressive"], strict=True
+        ):
             assert mine["logloss"] == pytest.approx(theirs["logloss"], rel=1e-5)
 
     def assert_same(self, other: Training) -> None:

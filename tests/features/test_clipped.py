@@ -1,4 +1,6 @@
-"""Numbers beyond training's range are clipped and counted; where they are missing is a column that models learn."""
+"""Numbers beyond training's range are clipped and counted; where they are missing is a column that
+models learn.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from sparrow.core import UserError
 from sparrow.data.preparation.job import Prepared
 from sparrow.features.clipped import Clipped
 from sparrow.features.schema import Column, Schema, Split
+from sparrow.features.skew import Skew
 
 KINDS = {
     "label": Column(kind="label"),
@@ -30,7 +33,9 @@ def raw(rows: int, high: float) -> pa.Table:
     """Whole numbers -5 to `high`; some of x are missing."""
     at = np.arange(rows)
     x = np.linspace(-5, high, rows).round()
-    return pa.table({"label": at % 2, "x": pa.array(x, mask=at % 7 == 3), "long": x, "plain": x, "whole": x})
+    return pa.table(
+        {"label": at % 2, "x": pa.array(x, mask=at % 7 == 3), "long": x, "plain": x, "whole": x}
+    )
 
 
 @pytest.fixture
@@ -48,7 +53,9 @@ def rows_of(made: Prepared, part: str) -> pa.Table:
 
 
 def test_the_range_is_trainings_and_what_is_beyond_is_counted(out: Prepared) -> None:
-    assert {(c.low, c.high) for c in out.schema.columns.values() if c.transform in ("standard", "log")} == {(-5, 20)}
+    assert {
+        (c.low, c.high) for c in out.schema.columns.values() if c.transform in ("standard", "log")
+    } == {(-5, 20)}
     valid = {name: np.array(rows_of(out, "valid")[name]) for name in out.schema.dense}
     train = {name: np.array(rows_of(out, "train")[name]) for name in out.schema.dense}
     assert valid["x"][7] == train["x"].max()
@@ -56,7 +63,10 @@ def test_the_range_is_trainings_and_what_is_beyond_is_counted(out: Prepared) -> 
     assert valid["plain"][9] == 1e9  # kept, as it says
     found = [note for note in out.notes if "training's range" in note]
     assert found == [
-        "long: 2 numbers beyond training's range, clipped to -5 .. 20; the first is 1e+09 in row 309",
+        (
+            "long: 2 numbers beyond training's range, clipped to -5 .. 20; the first is 1e+09 in"
+            " row 309"
+        ),
         "x: 1 number beyond training's range, clipped to -5 .. 20; the first is 1e+12 in row 307",
     ]
 
@@ -69,17 +79,18 @@ def test_rows_to_score_are_clipped_alike(out: Prepared) -> None:
         "plain": [-5.0, -6.0, 0.0],
         "whole": [0.0, -1e9, None],
     }
-    clipped = Clipped()
-    found = transforms.transform(pa.table(rows), training=False, row0=10, clipped=clipped).to_pydict()
+    skew = Skew()
+    found = transforms.transform(pa.table(rows), training=False, row0=10, skew=skew).to_pydict()
     for name in ("x", "long"):
         assert found[name][0] == found[name][1]
-    assert clipped.found == {
+    assert skew.clipped.counts == {
         "x": (1, 11, 1e30),
         "long": (1, 11, 1000.0),
         "whole": (1, 11, -1e9),
     }
     assert found["x:missing"] == [0, 0, 1]
-    assert found["x"][2] == found["whole"][2] == 0  # as the mean, where training never had one missing
+    # as the mean, where training never had one missing
+    assert found["x"][2] == found["whole"][2] == 0
 
 
 def test_only_columns_with_missing_numbers_have_one_beside_them(out: Prepared) -> None:
@@ -92,11 +103,15 @@ def test_only_columns_with_missing_numbers_have_one_beside_them(out: Prepared) -
 
 
 def test_a_schema_that_is_passed_back_stays(out: Prepared, tmp_path: Path) -> None:
-    """With the column, without it (which is how to do without), and with a range that somebody wrote."""
+    """With the column, without it (which is how to do without), and with a range that somebody
+    wrote.
+    """
     split = Split(by="ratio", valid=0, test=0)
 
     def again(schema: Schema, name: str) -> Prepared:
-        return data.prepare([tmp_path / "train.parquet"], tmp_path / name, schema=schema, split=split)
+        return data.prepare(
+            [tmp_path / "train.parquet"], tmp_path / name, schema=schema, split=split
+        )
 
     assert again(out.schema, "a").schema.columns == out.schema.columns
     without = {name: column for name, column in out.schema.columns.items() if name != "x:missing"}
@@ -104,7 +119,10 @@ def test_a_schema_that_is_passed_back_stays(out: Prepared, tmp_path: Path) -> No
     narrow = without | {"plain": replace(without["plain"], low=0.0, high=4.0)}
     plain = np.array(rows_of(again(replace(out.schema, columns=narrow), "c"), "train")["plain"])
     assert (plain.min(), plain.max()) == (0, 4)
-    with pytest.raises(UserError, match="columns.x:missing: tells where another numeric column has none; leave it out"):
+    with pytest.raises(
+        UserError,
+        match="columns.x:missing: tells where another numeric column has none; leave it out",
+    ):
         replace(out.schema, columns=out.schema.columns | {"x": Column(kind="ignore")})
 
 
@@ -125,7 +143,9 @@ def test_a_column_of_that_name_is_the_logs_own(tmp_path: Path) -> None:
     """On either side of the column that it seems to tell of."""
     x = np.arange(300.0)
     for names in (("x:missing", "x"), ("x", "x:missing")):
-        table = pa.table({"label": np.arange(300) % 2, **{name: x if name == "x" else x[::-1] for name in names}})
+        table = pa.table(
+            {"label": np.arange(300) % 2, **{name: x if name == "x" else x[::-1] for name in names}}
+        )
         pq.write_table(table, tmp_path / "log.parquet")
         columns = {"label": Column(kind="label"), **dict.fromkeys(names, Column(kind="numeric"))}
         schema = Schema(columns=columns, split=Split(by="ratio", valid=0, test=0))

@@ -28,7 +28,13 @@ def by_docstring(text: bytes) -> int:
 def test_golden() -> None:
     # written down once; a change here makes every trained hash table useless
     ids = hash_ids(pa.array(["", "a", "68fd1e64", "Zürich, Hauptbahnhof", None]))
-    assert ids.tolist() == [7070836379803831727, 6774081908283191102, 3446074445801593367, 6250189510659891460, 0]
+    assert ids.tolist() == [
+        7070836379803831727,
+        6774081908283191102,
+        3446074445801593367,
+        6250189510659891460,
+        0,
+    ]
 
 
 @settings(max_examples=60)
@@ -39,9 +45,13 @@ def test_strings_follow_the_docstring_also_in_a_slice(texts: list[str | None], s
         assert hash_ids(pa.array(texts, kind).slice(start)).tolist() == want
 
 
-@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64()])
+@pytest.mark.parametrize(
+    "kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64()]
+)
 def test_an_integer_hashes_as_its_decimal_text_whatever_its_width(kind: pa.DataType) -> None:
-    assert hash_ids(pa.array([0, 7, 127], kind)).tolist() == [by_docstring(b"%d" % i) for i in (0, 7, 127)]
+    assert hash_ids(pa.array([0, 7, 127], kind)).tolist() == [
+        by_docstring(b"%d" % i) for i in (0, 7, 127)
+    ]
 
 
 def test_hashes_are_distinct_and_fill_their_bits() -> None:

@@ -37,7 +37,10 @@ def test_a_list_is_refused_where_some_texts_mean_missing() -> None:
     [
         (pa.array([1.0, -math.inf]), r"'x', row 8: -inf is infinite"),
         (pa.array([0.0, 1e39]), r"'x', row 8: 1e\+39 is infinite in float32"),
-        (pa.array(["1", None, " a "]), r"'x', row 9: 'a' is no number; .*columns\.x\.missing.*categorical"),
+        (
+            pa.array(["1", None, " a "]),
+            r"'x', row 9: 'a' is no number; .*columns\.x\.missing.*categorical",
+        ),
         (pa.array([[1]]), r"'x': list.* where a number is needed"),
         (pa.array([datetime.datetime(2020, 1, 1)]), r"'x': timestamp.* where a number is needed"),
     ],
@@ -50,8 +53,12 @@ def test_what_is_no_number_is_named(array: pa.Array, words: str) -> None:
 def test_transforms_send_missing_to_zero() -> None:
     x = np.array([3.0, math.nan, -(math.e**2 - 1)])
     np.testing.assert_allclose(transform(x, "none", None, None), [3, 0, 1 - math.e**2], rtol=1e-6)
-    np.testing.assert_allclose(transform(x, "standard", 1.0, 5.0), [0.4, 0, -(math.e**2) / 5], rtol=1e-6)
-    np.testing.assert_allclose(transform(x, "log", 1.0, 2.0), [math.log(4) / 2 - 0.5, 0, -1.5], rtol=1e-6)
+    np.testing.assert_allclose(
+        transform(x, "standard", 1.0, 5.0), [0.4, 0, -(math.e**2) / 5], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        transform(x, "log", 1.0, 2.0), [math.log(4) / 2 - 0.5, 0, -1.5], rtol=1e-6
+    )
 
 
 def test_tails_of_standard_numbers_grow_like_a_logarithm_and_keep_their_order() -> None:
@@ -59,12 +66,18 @@ def test_tails_of_standard_numbers_grow_like_a_logarithm_and_keep_their_order() 
     found = tamed(z)
     inside = np.abs(z) <= 2
     np.testing.assert_array_equal(found[inside], z[inside])
-    np.testing.assert_allclose(found[~inside], np.sign(z[~inside]) * (2 + np.log(np.abs(z[~inside]) - 1)), rtol=1e-12)
+    np.testing.assert_allclose(
+        found[~inside], np.sign(z[~inside]) * (2 + np.log(np.abs(z[~inside]) - 1)), rtol=1e-12
+    )
     assert (np.diff(found)[np.diff(z) > 0] > 0).all()
     np.testing.assert_allclose(untamed(found), z, rtol=1e-12)
     x = np.array([70.0, math.nan, -130.0])
-    np.testing.assert_allclose(transform(x, "standard", 10.0, 10.0), [2 + math.log(5), 0, -2 - math.log(13)], rtol=1e-6)
-    np.testing.assert_allclose(transform(x, "log", 0.0, 1.0), [math.log(71), 0, -math.log(131)], rtol=1e-6)
+    np.testing.assert_allclose(
+        transform(x, "standard", 10.0, 10.0), [2 + math.log(5), 0, -2 - math.log(13)], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        transform(x, "log", 0.0, 1.0), [math.log(71), 0, -math.log(131)], rtol=1e-6
+    )
 
 
 def test_values_far_beyond_the_training_part_stay_finite() -> None:
@@ -72,7 +85,13 @@ def test_values_far_beyond_the_training_part_stay_finite() -> None:
 
 
 @settings(max_examples=50)
-@given(st.lists(st.one_of(st.just(math.nan), st.floats(-3e38, 3e38), st.floats(1e9, 1e9 + 1), st.floats(-1, 1))))
+@given(
+    st.lists(
+        st.one_of(
+            st.just(math.nan), st.floats(-3e38, 3e38), st.floats(1e9, 1e9 + 1), st.floats(-1, 1)
+        )
+    )
+)
 @example([2.0251839478077948e-162])
 def test_moments_are_exact_in_any_order_and_pieces(x: list[float]) -> None:
     x_N = np.array(x, np.float64)

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import datetime
 import math
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from sparrow import features
 from sparrow.core import UserError
 from sparrow.features import transforms as transforms_module
 from sparrow.features.encodings import UNKNOWN
@@ -34,7 +36,10 @@ def one(kind: str, values: pa.Array | list, *, training: bool = True, **settings
 
 
 def test_types_and_order_follow_the_schema() -> None:
-    tables = {"a": Encoding(kind="range", low=1, high=3, rows=5), "h": Encoding(kind="hash", rows=16)}
+    tables = {
+        "a": Encoding(kind="range", low=1, high=3, rows=5),
+        "h": Encoding(kind="hash", rows=16),
+    }
     columns = {
         "one": Column(kind="numeric", mean=1.0, std=2.0),
         "ids": Column(kind="list", table="a", max_length=2),
@@ -52,7 +57,9 @@ def test_types_and_order_follow_the_schema() -> None:
         "day": [datetime.date(1970, 1, 2)] * 2,
         "who": ["u", "u"],
     }
-    table = transform(Schema(columns=columns, encodings=tables), pa.RecordBatch.from_pydict(raw), training=True)
+    table = transform(
+        Schema(columns=columns, encodings=tables), pa.RecordBatch.from_pydict(raw), training=True
+    )
     assert table.to_pydict() == {
         "one": [2.0, 0.0],
         "ids": [[3, 4], []],
@@ -82,7 +89,7 @@ def test_a_range_counts_from_two_and_knows_no_others() -> None:
     beyond = [str(10**18 * 5), str(1 << 63), "-12345678901234567890", "9" * 40]
     assert rows(["5", "9", *beyond, None]) == [2, 6, 1, 1, 1, 1, 0]
     assert rows(pa.array([5, 1 << 63, None], pa.uint64())) == [2, 1, 0]
-    with pytest.raises(UserError, match=r"'x'.*numbers integers.*'k'.*hash"):
+    with pytest.raises(UserError, match=r"'x', row 1: 'k' is no integer.*numbers integers.*hash"):
         rows(["5", "k"])
 
 
@@ -106,7 +113,11 @@ def test_labels(values: list, positive: str | None, want: list[int]) -> None:
         ("label", [0, 2], r"label 'x', row 51: 2; .*positive"),
         ("label", [0, None], r"label 'x', row 51: missing"),
         ("label", [0.0, math.nan], r"label 'x', row 51: missing"),
-        ("label", ["a", "b"], r"label 'x': string where 0 and 1 are needed; set columns\.x\.positive"),
+        (
+            "label",
+            ["a", "b"],
+            r"label 'x': string where 0 and 1 are needed; set columns\.x\.positive",
+        ),
         ("weight", [1.0, -2.0], r"weight 'x', row 51: -2; "),
         ("weight", [1.0, None], r"weight 'x', row 51: nan; "),
         ("time", [1, None], r"time 'x', row 51: missing"),
@@ -139,7 +150,9 @@ def test_of_several_labels_one_may_be_missing(values: list, settings: dict) -> N
     assert found["a"].to_pylist() == [0, 1, 1]
     assert str(found["b"].to_pylist()) == "[1.0, nan, 0.0]"
     alone = Transforms(schema=Schema(columns={"b": columns["b"]}))
-    with pytest.raises(UserError, match=r"label 'b', row 1: missing; leave rows without a label out of the log"):
+    with pytest.raises(
+        UserError, match=r"label 'b', row 1: missing; leave rows without a label out of the log"
+    ):
         alone.transform(rows, training=True)
 
 
@@ -153,7 +166,9 @@ def test_serving_needs_features_alone() -> None:
     schema = Schema(columns={**roles, "n": Column(kind="numeric", transform="none")})
     assert transform(schema, pa.table({"n": [1.0]}), training=False).column_names == ["n"]
     assert np.isnan(one("label", pa.array([None], pa.int64()), training=False)).all()
-    with pytest.raises(UserError, match=r"columns\.n: no column 'n' in the log; did you mean 'm'|known: label"):
+    with pytest.raises(
+        UserError, match=r"columns\.n: no column 'n' in the log; did you mean 'm'|known: label"
+    ):
         transform(schema, pa.table({"label": [1]}), training=False)
     with pytest.raises(UserError, match=r"columns\.label: no column 'label'"):
         transform(schema, pa.table({"n": [1.0]}), training=True)
@@ -179,13 +194,17 @@ def test_lists_converted_once_for_a_run_are_those_of_every_row(
     raw = {"x": pa.array([texts[i] for i in rows])}
     if weights == "w":  # changes where x does not
         w_N = np.repeat(random.integers(0, 2, len(rows) // 3 + 1), 3)[: len(rows)]
-        raw["w"] = pa.array([("0.5 1" if w else "-0.0 2", "1", None)[i] for i, w in zip(rows, w_N, strict=True)])
+        raw["w"] = pa.array(
+            [("0.5 1" if w else "-0.0 2", "1", None)[i] for i, w in zip(rows, w_N, strict=True)]
+        )
     known = Vocabulary(hash_ids(pa.array(["1", "2", "b", "a,b"])), np.ones(4, np.int64))
     column = Column(kind="list", table="t", max_length=3, separator=separator, weights=weights)
-    schema = Schema(columns={"x": column}, encodings={"t": Encoding(kind=encoding, rows=known.rows)})  # type: ignore[arg-type]
+    schema = Schema(
+        columns={"x": column}, encodings={"t": Encoding(kind=encoding, rows=known.rows)}
+    )  # type: ignore[arg-type]
     transforms = Transforms(schema=schema, vocabularies={"t": known})
     found = transforms.transform(pa.table(raw).slice(1), training=False)
-    monkeypatch.setattr(transforms_module, "WORTH", math.inf)
+    monkeypatch.setattr(features.lists, "WORTH", math.inf)
     plain = transforms.transform(pa.table(raw).slice(1), training=False)
     assert found.schema == plain.schema
     for name in plain.column_names:
@@ -202,10 +221,13 @@ def test_lists_are_converted_once_from_three_rows_for_two_on(
     texts: list[str], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     converted: list[int] = []
-    as_lists = transforms_module.as_lists
-    monkeypatch.setattr(
-        transforms_module, "as_lists", lambda raw, *more: converted.append(len(raw)) or as_lists(raw, *more)
-    )
+    as_lists = features.lists.as_lists
+
+    def counted(raw: pa.Array, *more: Any) -> Any:
+        converted.append(len(raw))
+        return as_lists(raw, *more)
+
+    monkeypatch.setattr(features.lists, "as_lists", counted)
     assert one("list", texts, table="t") == one("list", [[text] for text in texts], table="t")
     assert converted == [rows, len(texts)]  # lists that come as such are not compared
 
@@ -225,13 +247,19 @@ def test_an_id_is_hashed_and_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Vocabulary, "rows_of", counted)
     hashed: list[int] = []
-    monkeypatch.setattr(transforms_module, "hash_ids", lambda ids: hashed.append(len(ids)) or hash_ids(ids))
+    monkeypatch.setattr(
+        transforms_module, "hash_ids", lambda ids: hashed.append(len(ids)) or hash_ids(ids)
+    )
     schema = Schema(
         columns={"x": Column(kind="list", table="t"), "y": Column(kind="categorical", table="t")},
         encodings={"t": Encoding(kind="vocabulary", rows=2)},
     )
-    transforms = Transforms(schema=schema, vocabularies={"t": Vocabulary(*np.empty((2, 0), np.int64))})
-    transforms.transform(pa.table({"x": [["a", "b"], ["b", "a"]] * 50, "y": ["a"] * 99 + ["c"]}), training=False)
+    transforms = Transforms(
+        schema=schema, vocabularies={"t": Vocabulary(*np.empty((2, 0), np.int64))}
+    )
+    transforms.transform(
+        pa.table({"x": [["a", "b"], ["b", "a"]] * 50, "y": ["a"] * 99 + ["c"]}), training=False
+    )
     assert asked == hashed == [2, 2]
 
 

@@ -6,7 +6,14 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.features.numeric import transform
-from sparrow.features.vectors import as_vectors, broken, numbers_of, packed, transform_vectors, unpacked
+from sparrow.features.vectors import (
+    as_vectors,
+    broken,
+    numbers_of,
+    packed,
+    transform_vectors,
+    unpacked,
+)
 
 X = [[0.5, -1.0, 2.0], [1e-3, 0.0, -0.25]]
 WANTED = np.array([X[0], [np.nan] * 3, X[1]])
@@ -49,16 +56,34 @@ def test_a_list_of_nothing_and_integers() -> None:
 @pytest.mark.parametrize(
     ("column", "words"),
     [
-        (pa.array([X[0], X[0][:2]]), r"column 'v', row 8: a vector of 2 numbers where others have 3; mend it or leave"),
+        (
+            pa.array([X[0], X[0][:2]]),
+            r"column 'v', row 8: a vector of 2 numbers where others have 3; mend it or leave",
+        ),
         (pa.array([X[0], None, X[0] * 2]), r"row 9: a vector of 6 numbers"),
-        (pa.array([None, X[0], [0.0, float("nan"), 1.0]]), r"row 9: number 1 of the vector is nan, which is not fini"),
-        (pa.array([[0.0, 1.0, -float("inf")]]), r"row 7: number 2 of the vector is -inf, which is not finite"),
-        (pa.array([[0.0, 1.0, 1e39]]), r"row 7: number 2 of the vector is 1e\+39, which is not finite"),
+        (
+            pa.array([None, X[0], [0.0, float("nan"), 1.0]]),
+            r"row 9: number 1 of the vector is nan, which is not fini",
+        ),
+        (
+            pa.array([[0.0, 1.0, -float("inf")]]),
+            r"row 7: number 2 of the vector is -inf, which is not finite",
+        ),
+        (
+            pa.array([[0.0, 1.0, 1e39]]),
+            r"row 7: number 2 of the vector is 1e\+39, which is not finite",
+        ),
         (pa.array([[0.0, None, 1.0]]), r"row 7: number 1 of the vector is missing; mend it"),
         (pa.array(["1,2,3", "1,x,3"]), r"row 8: number 1 of the vector is 'x', which is no number"),
         (pa.array(["1,2,3", "1,,3"]), r"row 8: number 1 of the vector is missing"),
-        (pa.array(["1,2,3", "1,nan,3"]), r"row 8: number 1 of the vector is nan, which is not finite"),
-        (pa.array([1.5]), r"column 'v': double where a vector is needed; make the column kind numeric"),
+        (
+            pa.array(["1,2,3", "1,nan,3"]),
+            r"row 8: number 1 of the vector is nan, which is not finite",
+        ),
+        (
+            pa.array([1.5]),
+            r"column 'v': double where a vector is needed; make the column kind numeric",
+        ),
         (pa.array([[[1.0], [2.0], [3.0]]]), r"column 'v': .* where a vector is needed"),
     ],
 )
@@ -71,7 +96,11 @@ def test_what_is_no_vector_is_refused(column: pa.Array, words: str) -> None:
 def test_bytes_survive_what_arrow_does_with_rows() -> None:
     whole = as_vectors(pa.array([X[0], None, X[1]]), "v", 0, 3)
     assert whole.type == pa.binary(12) and whole.null_count == 1
-    moved = pa.chunked_array([whole.slice(2), whole.slice(0, 2)]).combine_chunks().take(pa.array([1, 2, 0]))
+    moved = (
+        pa.chunked_array([whole.slice(2), whole.slice(0, 2)])
+        .combine_chunks()
+        .take(pa.array([1, 2, 0]))
+    )
     assert np.array_equal(numbers_of(moved), WANTED.astype(np.float32), equal_nan=True)
     assert unpacked(packed(np.float32([[1, 2], [3, 4]])).slice(1)).tolist() == [[3, 4]]
     assert unpacked(pa.nulls(0, pa.binary(8))).shape == (0, 2)
@@ -84,7 +113,9 @@ def test_each_number_is_that_of_a_numeric_column(kind: str) -> None:
     there = np.arange(50) % 7 != 0
     found = transform_vectors(packed(x_NS[there], there), kind, means, stds)
     for i in range(4):
-        wanted = transform(np.where(there, x_NS[:, i], np.nan).astype(np.float64), kind, means[i], stds[i])
+        wanted = transform(
+            np.where(there, x_NS[:, i], np.nan).astype(np.float64), kind, means[i], stds[i]
+        )
         assert np.array_equal(found[:, i], wanted)
     assert not found[~there].any()
 
@@ -102,7 +133,17 @@ def test_what_is_broken_is_what_is_refused() -> None:
         [0, -float("inf"), 0],
         X[1],
     ]
-    texts = ["0.5,-1,2", None, "[0.5,-1]", "", "0,nan,1", "0,,1", "1e39,0,0", "a,b,c", " ( 1, 2,3) "]
+    texts = [
+        "0.5,-1,2",
+        None,
+        "[0.5,-1]",
+        "",
+        "0,nan,1",
+        "0,,1",
+        "1e39,0,0",
+        "a,b,c",
+        " ( 1, 2,3) ",
+    ]
     for raw, separator in ((pa.array(rows, pa.list_(pa.float64())), None), (pa.array(texts), ",")):
         for column, size in ((raw, 3), (raw.slice(2), 3), (raw, 2), (raw.slice(0, 0), 3)):
             found = broken(column, "v", size, separator)

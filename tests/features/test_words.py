@@ -38,18 +38,27 @@ def counted(found: Words, column: str, ids: pa.Array) -> None:
 def test_texts_of_ids_come_back_by_their_hashes(tmp_path: Path) -> None:
     found = Words()
     counted(found, "country", pa.array(["DE", "FR", None, "DE", 'a "b" <c>', "\x1b[31mred"]))
-    counted(found, "country", pa.array([b"caf\xe9"]).view(pa.string()))  # what is no UTF-8 is no error
+    # what is no UTF-8 is no error
+    counted(found, "country", pa.array([b"caf\xe9"]).view(pa.string()))
     counted(found, "country", pa.array(["ß" * 100, "DE"]))
     counted(found, "country", pa.array([None, None], pa.string()))
     counted(found, "item", pa.array([2**62, -5]))
     counted(found, "year", pa.array([1, 2]))
     counted(found, "year", pa.array([b"\xff\x00", b"DE"]))  # as bytes, where a log has them
     found.save(tmp_path, SCHEMA)
-    assert set(load(tmp_path, "country").values()) == {"DE", "FR", 'a "b" <c>', "�[31mred", "caf�", "ß" * 59 + "…"}
+    assert set(load(tmp_path, "country").values()) == {
+        "DE",
+        "FR",
+        'a "b" <c>',
+        "�[31mred",
+        "caf�",
+        "ß" * 59 + "…",
+    }
     for column, ids in (("country", ["DE", "FR"]), ("item", [2**62, -5])):
         texts = load(tmp_path, column)
         assert [texts[key] for key in hash_ids(pa.array(ids)).tolist()] == [str(one) for one in ids]
-    assert load(tmp_path, "year") == load(tmp_path, "gone") == {}  # a range says its integers itself
+    # a range says its integers itself
+    assert load(tmp_path, "year") == load(tmp_path, "gone") == {}
 
 
 def test_memory_and_file_are_bounded_and_keep_the_frequent_ones(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from torch import Tensor
 from sparrow.core import Batch, KeyedJagged
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Column, Encoding, Schema
-from sparrow.interactions import CrossNet
+from sparrow.interactions.cross import CrossNet
 from sparrow.kernels.rules import rowwise_adagrad
-from sparrow.layers import NumericEmbedding, Precision, computing
+from sparrow.layers.numeric import NumericEmbedding
+from sparrow.layers.precision import Precision, computing
 from sparrow.losses import binary_cross_entropy
 from sparrow.models import dcnv2
 
@@ -28,7 +29,9 @@ def defined(net: CrossNet, x0: Tensor, factors: int) -> Tensor:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("rank", [None, 1, 3])
 @pytest.mark.parametrize("rows", [0, 1, 7])
-def test_forward_and_every_gradient_are_the_papers(layers: int, rank: int | None, rows: int) -> None:
+def test_forward_and_every_gradient_are_the_papers(
+    layers: int, rank: int | None, rows: int
+) -> None:
     torch.manual_seed(0)
     net = CrossNet(5, layers, rank).double()
     torch.nn.init.normal_(net.biases[0])
@@ -38,7 +41,9 @@ def test_forward_and_every_gradient_are_the_papers(layers: int, rank: int | None
     got = net(x)
     torch.testing.assert_close(got, want)
     wanted = torch.autograd.grad(want, [x, *net.parameters()], upstream)
-    for a, b in zip(torch.autograd.grad(got, [x, *net.parameters()], upstream), wanted, strict=True):
+    for a, b in zip(
+        torch.autograd.grad(got, [x, *net.parameters()], upstream), wanted, strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -79,17 +84,25 @@ def test_folded_or_not_result_and_gradients_are_the_same(
     layers: int, rank: int | None, columns: int, others: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    numeric, net = NumericEmbedding(columns, 4).to(dtype), CrossNet(columns * 4 + others, layers, rank).to(dtype)
+    numeric, net = (
+        NumericEmbedding(columns, 4).to(dtype),
+        CrossNet(columns * 4 + others, layers, rank).to(dtype),
+    )
     for bias in net.biases:
         torch.nn.init.normal_(bias)
-    dense_BC, rest_BR = torch.randn(6, columns, dtype=dtype), torch.randn(6, others, dtype=dtype, requires_grad=True)
+    dense_BC, rest_BR = (
+        torch.randn(6, columns, dtype=dtype),
+        torch.randn(6, others, dtype=dtype, requires_grad=True),
+    )
     of, found = [rest_BR, numeric.weight_CD, *net.parameters()], []
     for folded in (False, True):
         wide, narrow = numeric(dense_BC, rest_BR)
         y = net(wide, narrow, numeric.fold) if folded else net(wide)
         upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
         found.append([y, *torch.autograd.grad(y, of, upstream)])
-    close = {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
+    close = (
+        {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
+    )
     for got, want in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(got, want, **close)
 
@@ -133,9 +146,16 @@ def model_and_batch(dense: int, sparse: int, config: dcnv2.Config) -> tuple[torc
 @pytest.mark.parametrize("deep", [(), (8,)])
 @pytest.mark.parametrize("structure", ["stacked", "parallel"])
 def test_every_form_of_dcnv2_learns(
-    structure: str, deep: tuple[int, ...], embed_dense: bool, dense: int, sparse: int, precision: str
+    structure: str,
+    deep: tuple[int, ...],
+    embed_dense: bool,
+    dense: int,
+    sparse: int,
+    precision: str,
 ) -> None:
-    config = dcnv2.Config(dim=4, cross_layers=2, deep=deep, structure=structure, embed_dense=embed_dense)  # type: ignore[arg-type]
+    config = dcnv2.Config(
+        dim=4, cross_layers=2, deep=deep, structure=structure, embed_dense=embed_dense
+    )  # type: ignore[arg-type]
     model, batch = model_and_batch(dense, sparse, config)
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
     for _ in range(30):
@@ -143,7 +163,11 @@ def test_every_form_of_dcnv2_learns(
             loss = binary_cross_entropy(model(batch), batch)
         loss.backward()
         if not losses:
-            assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+            assert all(
+                p.grad is not None and p.grad.isfinite().all()
+                for p in model.parameters()
+                if p.requires_grad
+            )
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())

@@ -5,7 +5,11 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Jagged
-from sparrow.layers import MLP, Attention, CausalTransformer, Linear, NumericEmbedding, Precision, computing, to_compute
+from sparrow.layers.attention import Attention
+from sparrow.layers.mlp import MLP, Linear
+from sparrow.layers.numeric import NumericEmbedding
+from sparrow.layers.precision import Precision, computing, to_compute
+from sparrow.layers.transformer import CausalTransformer
 
 
 def gradients(y: Tensor, of: list[Tensor]) -> tuple[Tensor, ...]:
@@ -24,7 +28,9 @@ def test_a_number_scales_its_columns_vector() -> None:
     weight = torch.randn(7, 14)
     torch.testing.assert_close(narrow @ layer.fold(weight).t(), out @ weight.t())
     for c in range(3):
-        torch.testing.assert_close(out[:, 4 * c : 4 * c + 4], dense_BC[:, c : c + 1] * layer.weight_CD[c])
+        torch.testing.assert_close(
+            out[:, 4 * c : 4 * c + 4], dense_BC[:, c : c + 1] * layer.weight_CD[c]
+        )
 
 
 def test_mlp_is_its_layers() -> None:
@@ -58,7 +64,9 @@ def numeric_case(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("columns", "others"), [(1, 3), (13, 26), (16, 1), (17, 0), (0, 5)])
 @pytest.mark.parametrize("rows", [0, 1, 130])
-def test_folded_or_not_mlp_and_gradients_are_the_same(rows: int, columns: int, others: int, dtype: torch.dtype) -> None:
+def test_folded_or_not_mlp_and_gradients_are_the_same(
+    rows: int, columns: int, others: int, dtype: torch.dtype
+) -> None:
     layer, dense_BC, rest_BR = numeric_case(columns, others, dtype, rows)
     mlp = MLP(columns * 4 + others, (6, 3)).to(dtype)
     wide, narrow = layer(dense_BC, rest_BR)
@@ -66,7 +74,9 @@ def test_folded_or_not_mlp_and_gradients_are_the_same(rows: int, columns: int, o
     assert narrow.shape == (rows, -(-columns // 16) * 16 + others)
     of = [rest_BR, layer.weight_CD, *mlp.parameters()]
     want, got = mlp(wide), mlp(narrow, layer.fold)
-    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    close = (
+        {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    )
     torch.testing.assert_close(got, want, **close)
     for a, b in zip(gradients(got, of), gradients(want, of), strict=True):
         torch.testing.assert_close(a, b, **close)
@@ -74,14 +84,20 @@ def test_folded_or_not_mlp_and_gradients_are_the_same(rows: int, columns: int, o
 
 def test_gradients_are_those_of_finite_differences() -> None:
     layer, dense_BC, rest_BR = numeric_case(3, 2, torch.float64)
-    assert torch.autograd.gradcheck(lambda w, rest: layer_call(layer, w, dense_BC, rest), (layer.weight_CD, rest_BR))
+    assert torch.autograd.gradcheck(
+        lambda w, rest: layer_call(layer, w, dense_BC, rest), (layer.weight_CD, rest_BR)
+    )
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     mlp, linear = MLP(6, (5, 4)).double(), Linear(6, 3).double()
     assert torch.autograd.gradcheck(lambda x, *_: mlp(x), (x, *mlp.parameters()))
-    assert torch.autograd.gradcheck(lambda x, *_: linear(x[:, :2], x[:, 2:]), (x, *linear.parameters()))
+    assert torch.autograd.gradcheck(
+        lambda x, *_: linear(x[:, :2], x[:, 2:]), (x, *linear.parameters())
+    )
 
 
-def layer_call(layer: NumericEmbedding, weight: Tensor, dense_BC: Tensor, rest_BR: Tensor) -> tuple[Tensor, ...]:
+def layer_call(
+    layer: NumericEmbedding, weight: Tensor, dense_BC: Tensor, rest_BR: Tensor
+) -> tuple[Tensor, ...]:
     assert weight is layer.weight_CD
     return layer(dense_BC, rest_BR)
 
@@ -96,7 +112,9 @@ def test_linear_over_parts_is_linear_over_them_side_by_side(precision: str) -> N
         apart, together = linear(*parts), linear(torch.cat(parts, 1))
     close = {"rtol": 1e-5, "atol": 1e-5} if precision == "fp32" else {"rtol": 0.03, "atol": 0.03}
     torch.testing.assert_close(apart, together, **close)
-    torch.testing.assert_close(together, torch.cat(parts, 1) @ linear.weight.t() + linear.bias, **close)
+    torch.testing.assert_close(
+        together, torch.cat(parts, 1) @ linear.weight.t() + linear.bias, **close
+    )
     for a, b in zip(gradients(apart, of), gradients(together, of), strict=True):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a, b, **close)
@@ -148,7 +166,9 @@ def test_attention_is_a_softmax_over_the_keys(causal: bool) -> None:
     weights = query @ key.transpose(1, 2) * 0.3
     if causal:
         weights = weights.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
-    torch.testing.assert_close(Attention()(query, key, value, causal=causal, scale=0.3), weights.softmax(2) @ value)
+    torch.testing.assert_close(
+        Attention()(query, key, value, causal=causal, scale=0.3), weights.softmax(2) @ value
+    )
 
 
 @pytest.mark.parametrize("longest", [1, 3, 9])

@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparrow.layers import BlockNorm, LayerNorm
-from sparrow.layers.norm import BLOCK
+from sparrow.layers.norm import BLOCK, BlockNorm, LayerNorm
 
 
 def formula(x: Tensor) -> Tensor:
     """The definition, block by block."""
-    return torch.cat([b * (b.square().mean(-1, keepdim=True) + 1e-5).rsqrt() for b in x.split(BLOCK, -1)], -1)
+    return torch.cat(
+        [b * (b.square().mean(-1, keepdim=True) + 1e-5).rsqrt() for b in x.split(BLOCK, -1)], -1
+    )
 
 
 @pytest.mark.parametrize("width", [1, 16, 255, 256])
@@ -26,7 +27,9 @@ def test_each_block_is_by_itself(shape: tuple[int, ...]) -> None:
     x, norm = torch.randn(shape), BlockNorm()
     y = norm(x)
     torch.testing.assert_close(y, formula(x))
-    assert torch.equal(y[..., :256], norm(x[..., :256])) and torch.equal(y[..., 256:512], norm(x[..., 256:512]))
+    assert torch.equal(y[..., :256], norm(x[..., :256])) and torch.equal(
+        y[..., 256:512], norm(x[..., 256:512])
+    )
     assert torch.equal(norm.train()(x), norm.eval()(x)) and not list(norm.parameters())
 
 
@@ -50,7 +53,9 @@ def test_an_example_does_not_depend_on_its_neighbours(width: int) -> None:
 
 @pytest.mark.parametrize("ratio", [1.0, 10.0, 100.0])
 def test_a_mean_that_is_subtracted_makes_errors_larger(ratio: float) -> None:
-    """By c / s, for numbers with a mean of c and a spread of s; without a mean they stay as large as they were."""
+    """By c / s, for numbers with a mean of c and a spread of s; without a mean they stay as large
+    as they were.
+    """
     random = torch.Generator().manual_seed(0)
     x = ratio + torch.randn(500, 256, generator=random, dtype=torch.float64)
     error = 1e-6 * torch.randn(x.shape, generator=random, dtype=torch.float64)

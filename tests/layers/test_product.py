@@ -1,18 +1,19 @@
-"""Products that are named: what they compute, what they keep, and that every layer's weight has one."""
+"""Products that are named: what they compute, what they keep, and that every layer's weight has
+one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from sparrow.core import repeated
-from sparrow.core.repeated import Repeated, Users
-from sparrow.interactions import CrossNet
-from sparrow.layers import MLP, Head, Linear, NumericEmbedding, Product, sites
+from sparrow.interactions.cross import CrossNet
+from sparrow.layers.mlp import MLP, Head, Linear
+from sparrow.layers.numeric import NumericEmbedding
+from sparrow.layers.product import sites
 
 
 class _Doubled:
@@ -28,7 +29,9 @@ class _Doubled:
 
 
 def test_sites_have_the_names_of_their_weights() -> None:
-    model = nn.ModuleDict({"mlp": MLP(4, (3, 2)), "head": Head(2, 1), "cross": CrossNet(4, 2, rank=1)})
+    model = nn.ModuleDict(
+        {"mlp": MLP(4, (3, 2)), "head": Head(2, 1), "cross": CrossNet(4, 2, rank=1)}
+    )
     named = [f"{layer}.weight" for layer in ("mlp.layers.0", "mlp.layers.1", "head")]
     assert list(sites(model)) == [*named, *(f"cross.weights.{i}" for i in range(4))]
     assert sites(model).keys() <= dict(model.named_parameters()).keys()
@@ -39,8 +42,12 @@ def test_a_product_can_be_done_in_another_way() -> None:
     x, mlp, cross, linear = torch.randn(5, 4), MLP(4, (3,)), CrossNet(4, 2), Linear(8, 3)
     for site, weight in ((mlp.layers[0], mlp.layers[0].weight), (linear, linear.weight)):
         site.product.instead = _Doubled(weight)  # type: ignore[union-attr, arg-type]
-    torch.testing.assert_close(mlp(x), (2 * x @ mlp.layers[0].weight.t() + mlp.layers[0].bias).relu())  # type: ignore[operator, union-attr]
-    torch.testing.assert_close(linear(x, x), 2 * torch.cat([x, x], 1) @ linear.weight.t() + linear.bias)
+    torch.testing.assert_close(
+        mlp(x), (2 * x @ mlp.layers[0].weight.t() + mlp.layers[0].bias).relu()
+    )  # type: ignore[operator, union-attr]
+    torch.testing.assert_close(
+        linear(x, x), 2 * torch.cat([x, x], 1) @ linear.weight.t() + linear.bias
+    )
     doubled = CrossNet(4, 2)
     doubled.load_state_dict(cross.state_dict())
     for weight in doubled.weights:
@@ -48,30 +55,6 @@ def test_a_product_can_be_done_in_another_way() -> None:
     for product, weight in zip(cross.products, cross.weights, strict=True):
         product.instead = _Doubled(weight)  # type: ignore[assignment]
     torch.testing.assert_close(cross(x), doubled(x))
-
-
-def test_across_is_the_product_of_the_transposed() -> None:
-    x, weight, product = torch.randn(5, 4), torch.randn(3, 4), Product()
-    torch.testing.assert_close(product((x.t(),), weight, across=True), product((x,), weight).t())
-    product.instead = _Doubled(weight)
-    torch.testing.assert_close(product((x.t(),), weight, across=True), 2 * weight @ x.t())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("users", [1, 3])
-@pytest.mark.parametrize("shared", [[True, False, True, False], [True] * 4])
-def test_across_runs_once_for_what_is_shared(shared: list[bool], users: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors stand before samples, as in Wukong: [in, B, D]."""
-    monkeypatch.setattr(repeated, "LEAST", 1)
-    monkeypatch.setattr(repeated, "COPYING", 0)
-    whose = Users.of(np.arange(6) % users, users)
-    x_NBD, weight, product = torch.randn(4, 6, 2), torch.randn(3, 4), Product()
-    marks_N1D = torch.tensor(shared)[:, None, None].expand(4, 1, 2).clone()
-    x_NBD = torch.where(marks_N1D, x_NBD[:, whose.some_U][:, whose.inverse_B], x_NBD)
-    found = product((Repeated.of(x_NBD, whose, marks_N1D),), weight, across=True)
-    torch.testing.assert_close(found, torch.einsum("on,nbd->obd", weight, x_NBD))
-    assert any("across" in key for key in product._kept)
-    torch.testing.assert_close(product((x_NBD,), weight, across=True), found)
 
 
 @torch.inference_mode()
@@ -91,4 +74,4 @@ def test_a_kept_weight_is_made_anew_when_the_weight_changes(trains: bool) -> Non
     for _ in range(2):
         torch.testing.assert_close(mlp(narrow, numeric.fold), mlp(wide))
         mlp.load_state_dict({name: torch.randn_like(of) for name, of in mlp.state_dict().items()})
-    assert bool(mlp.layers[0].product._kept) != trains  # type: ignore[union-attr]
+    assert bool(mlp.layers[0].product.forms) != trains  # type: ignore[union-attr]

@@ -13,27 +13,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparrow.core import UserError
-from sparrow.interactions import CrossNet, DotInteraction
-from sparrow.layers import (
-    MLP,
-    Attention,
-    Head,
-    Linear,
-    Matmul,
-    NumericEmbedding,
-    Precision,
-    Product,
-    computing,
-    named_sites,
-    put_recipes,
-)
+from sparrow.extensions.low_precision.precision import MEMBERS, put_recipes
+from sparrow.extensions.low_precision.recipe import OPERANDS, Recipe, RecipeWay
+from sparrow.interactions.cross import CrossNet
+from sparrow.interactions.dot import DotInteraction
+from sparrow.layers.attention import Attention
+from sparrow.layers.mlp import MLP, Head, Linear
+from sparrow.layers.numeric import NumericEmbedding
 from sparrow.layers.passes import forward_product, input_gradient, weight_gradient
-from sparrow.layers.precision import MEMBERS
-from sparrow.layers.recipe import OPERANDS, Recipe, Way
-from sparrow.numerics import FORMATS, rounded
+from sparrow.layers.precision import Precision, computing
+from sparrow.layers.product import Product
+from sparrow.layers.site import Matmul, named_sites
+from sparrow.numerics.blocks import rounded
+from sparrow.numerics.formats import FORMATS
 
 CPU = torch.device("cpu")
-APART = Recipe(forward=("mx6", "mxfp4"), input_gradient=("mxfp8", "mx4"), weight_gradient=("mxfp6", "mxint8"))
+APART = Recipe(
+    forward=("mx6", "mxfp4"), input_gradient=("mxfp8", "mx4"), weight_gradient=("mxfp6", "mxint8")
+)
 
 
 class _Reference(torch.autograd.Function):
@@ -65,7 +62,9 @@ def told(module: nn.Module, recipe: Recipe) -> Precision:
 
 
 def check(module: nn.Module, reference: Callable[..., Tensor], *inputs: Tensor) -> None:
-    """Compare forward and gradients with a reference. Another order of a sum may move a number to the next code."""
+    """Compare forward and gradients with a reference. Another order of a sum may move a number to
+    the next code.
+    """
     of = [x.requires_grad_() for x in inputs] + list(module.parameters())
     with computing(told(module, APART), CPU):
         got = module(*inputs)
@@ -73,7 +72,10 @@ def check(module: nn.Module, reference: Callable[..., Tensor], *inputs: Tensor) 
     upstream = torch.randn(want.shape, generator=torch.Generator().manual_seed(1))
     plain = module(*inputs)
     assert (plain - want).norm() > 0.05 * want.norm()
-    pairs = [(got, want), *zip(*(torch.autograd.grad(y, of, upstream) for y in (got, want)), strict=True)]
+    pairs = [
+        (got, want),
+        *zip(*(torch.autograd.grad(y, of, upstream) for y in (got, want)), strict=True),
+    ]
     for ours, theirs in pairs:
         assert (ours - theirs).norm() <= 0.01 * theirs.norm()
 
@@ -81,7 +83,11 @@ def check(module: nn.Module, reference: Callable[..., Tensor], *inputs: Tensor) 
 def test_linear_mlp_and_head() -> None:
     torch.manual_seed(0)
     for layer in (Linear(100, 70), Head(100, 70)):
-        check(layer, lambda x, layer=layer: matmul(x, layer.weight.t()) + layer.bias, torch.randn(90, 100))
+        check(
+            layer,
+            lambda x, layer=layer: matmul(x, layer.weight.t()) + layer.bias,
+            torch.randn(90, 100),
+        )
     mlp = MLP(100, (70, 33))
 
     def layers(x: Tensor) -> Tensor:
@@ -138,14 +144,20 @@ class _Dots(torch.autograd.Function):
 
 def test_across() -> None:
     torch.manual_seed(0)
-    product, weight, x = Product(), torch.randn(33, 40, requires_grad=True), torch.randn(40, 90, requires_grad=True)
+    product, weight, x = (
+        Product(),
+        torch.randn(33, 40, requires_grad=True),
+        torch.randn(40, 90, requires_grad=True),
+    )
     with computing(told(product, APART), CPU):
         found = product((x,), weight, across=True)
         with torch.no_grad():
             assert torch.equal(found, product((x,), weight, across=True))
     want = matmul(x.t(), weight.t()).t()
     torch.testing.assert_close(found, want)
-    for ours, theirs in zip(*(torch.autograd.grad(y.sum(), (x, weight)) for y in (found, want)), strict=True):
+    for ours, theirs in zip(
+        *(torch.autograd.grad(y.sum(), (x, weight)) for y in (found, want)), strict=True
+    ):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -180,16 +192,24 @@ def test_attention(causal: bool) -> None:
     "name", ["mxfp8", "mxfp8-e5m2", "mxfp6", "mxfp4", "mxint8", "mx9", "mx6", "mx4", "fp8-rowwise"]
 )
 def test_a_linear_layer_has_the_bits_of_three_rounded_products(name: str) -> None:
-    """So has microxcaling's Linear, in each of these that it has: `tests/numerics/record_oracles.py:check_linear`."""
+    """So has microxcaling's Linear, in each of these that it has:
+    `tests/numerics/record_oracles.py:check_linear`.
+    """
     torch.manual_seed(0)
     layer, format = Linear(100, 70, bias=False), FORMATS[name]
-    x, grad, weight = torch.randn(90, 100, requires_grad=True), torch.randn(90, 70), layer.weight.detach()
+    x, grad, weight = (
+        torch.randn(90, 100, requires_grad=True),
+        torch.randn(90, 70),
+        layer.weight.detach(),
+    )
     with computing(told(layer, Recipe.of(name)), CPU):
         y = layer(x)
     y.backward(grad)
     assert torch.equal(y, F.linear(rounded(x.detach(), format), rounded(weight, format)))
     assert torch.equal(x.grad, rounded(grad, format) @ rounded(weight, format, 0))
-    assert torch.equal(layer.weight.grad, rounded(grad, format, 0).t() @ rounded(x.detach(), format, 0))
+    assert torch.equal(
+        layer.weight.grad, rounded(grad, format, 0).t() @ rounded(x.detach(), format, 0)
+    )
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
@@ -211,7 +231,9 @@ def test_a_linear_layer_has_the_bits_of_microxcaling(name: str) -> None:
     assert not torch.equal(y, F.linear(x, weight))
 
 
-@pytest.mark.parametrize("name", [name for name, member in MEMBERS.items() if member.between == torch.bfloat16])
+@pytest.mark.parametrize(
+    "name", [name for name, member in MEMBERS.items() if member.between == torch.bfloat16]
+)
 def test_emulated_through_bf16_is_emulated_through_fp32(name: str) -> None:
     """But for the order of sums, whose last bit of bf16 may differ."""
     torch.manual_seed(0)
@@ -226,7 +248,7 @@ def test_emulated_through_bf16_is_emulated_through_fp32(name: str) -> None:
             input_gradient(grad, weight, way, plus=x),
             weight_gradient(grad, x, way, torch.float32),
         )
-        for way in (Way(recipe, True), Way(recipe, False))
+        for way in (RecipeWay(recipe, True), RecipeWay(recipe, False))
     ), strict=True):  # fmt: skip
         torch.testing.assert_close(*(one.float() for one in pair), rtol=2**-7, atol=0.02)
 
@@ -239,18 +261,24 @@ def test_blocks_begin_anew_at_each_part_and_weights_are_rounded_folded() -> None
         apart, together = layer(*parts), layer(torch.cat(parts, 1))
     first, second = layer.weight.split([20, 40], 1)
     want = layer.bias + F.linear(rounded(parts[0], format), rounded(first, format))
-    torch.testing.assert_close(apart, want + F.linear(rounded(parts[1], format), rounded(second, format)))
+    torch.testing.assert_close(
+        apart, want + F.linear(rounded(parts[1], format), rounded(second, format))
+    )
     assert not torch.allclose(apart, together, atol=1e-2)
     numeric, mlp = NumericEmbedding(3, 4), MLP(32, (16,))
     _, narrow = numeric(torch.randn(9, 3), torch.randn(9, 20))
     with computing(told(mlp, Recipe.of("mxfp4")), CPU):
         found = mlp(narrow, numeric.fold)
     folded = rounded(numeric.fold(mlp.layers[0].weight), format)
-    torch.testing.assert_close(found, (F.linear(rounded(narrow, format), folded) + mlp.layers[0].bias).relu())
+    torch.testing.assert_close(
+        found, (F.linear(rounded(narrow, format), folded) + mlp.layers[0].bias).relu()
+    )
 
 
 class _Folded(nn.Module):
-    """An MLP or a CrossNet whose first weight is fitted to numbers, 3 of them beside 20 other inputs."""
+    """An MLP or a CrossNet whose first weight is fitted to numbers, 3 of them beside 20 other
+    inputs.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -262,7 +290,9 @@ class _Folded(nn.Module):
 
 
 def test_gradients_flow_through_weights_that_are_rounded_folded() -> None:
-    """To the weight and to the vectors of the numbers. The reference folds, and rounds what comes out."""
+    """To the weight and to the vectors of the numbers. The reference folds, and rounds what comes
+    out.
+    """
     torch.manual_seed(0)
     mlp, cross = _Folded(MLP(32, (70,))), _Folded(CrossNet(32, 2))
     narrow, x0 = torch.randn(90, 36), torch.randn(90, 32)
@@ -294,9 +324,10 @@ def test_a_step_without_rows(name: str) -> None:
         "attention": (Attention(), [(0, 2, 7, 40)] * 3),
     }
     for what, (layer, shapes) in layers.items():
-        put_recipes(nn.ModuleDict({"it": layer}), Precision(name, {"*": MEMBERS[name].recipe or Recipe.of("fp32")}))
+        precision = Precision(name, {"*": MEMBERS[name].recipe or Recipe.of("fp32")})
+        put_recipes(nn.ModuleDict({"it": layer}), precision)
         inputs = [torch.zeros(shape, requires_grad=True) for shape in shapes]
-        with computing(Precision(name), CPU):
+        with computing(precision, CPU):
             out = layer(*inputs)
         assert len(out) == 0, what
         of = [*inputs, *layer.parameters()]
@@ -318,14 +349,19 @@ def test_a_served_product_has_the_bits_of_training(name: str) -> None:
         assert all(torch.equal(one, trained) for one in served)
     with torch.no_grad(), computing(Precision(name), CPU):
         before = layer(x)
-        assert len(layer.product._kept) == 1
+        assert len(layer.product.forms) == 1
         layer.weight.mul_(2)
-        assert not torch.equal(layer(x), before) and len(layer.product._kept) == 2
+        assert not torch.equal(layer(x), before) and len(layer.product.forms) == 2
 
 
 def test_a_site_has_its_recipe_only_while_computing() -> None:
     model = nn.ModuleDict(
-        {"deep": MLP(8, (6, 4)), "cross": CrossNet(8, 2), "head": Head(4, 1), "dots": DotInteraction()}
+        {
+            "deep": MLP(8, (6, 4)),
+            "cross": CrossNet(8, 2),
+            "head": Head(4, 1),
+            "dots": DotInteraction(),
+        }
     )
     names = [
         "deep.layers.0.weight",
@@ -347,16 +383,19 @@ def test_a_site_has_its_recipe_only_while_computing() -> None:
     assert list(ways.values()) == [Recipe.of("bf16"), fine, coarse, coarse, None, fine]
     with computing(precision, CPU), computing(Precision(), CPU):
         assert all(site.way is None for site in sites.values())
-    with pytest.raises(UserError, match=r"'deap\.\*' names no product of .*deep\.layers\.0\.weight"):
+    with pytest.raises(
+        UserError, match=r"'deap\.\*' names no product of .*deep\.layers\.0\.weight"
+    ):
         put_recipes(model, Precision("mx4", {"deap.*": fine}))
 
 
 def test_truncation_cuts_bits_off_and_keeps_what_is_no_number() -> None:
-    from sparrow.layers.recipe import rounded as operand
+    from sparrow.extensions.low_precision.recipe import rounded as operand
 
     x = torch.randn(1000)
     x[:4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
-    x[4:5] = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)  # a NaN whose upper half is infinity
+    # a NaN whose upper half is infinity
+    x[4:5] = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)
     found = operand(x[:, None], "bf16-truncate", -1, torch.float32)[:, 0]
     want = rounded(x, FORMATS["bf16"], rounding="zero")
     torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)

@@ -25,7 +25,9 @@ def test_logloss_is_sklearns(rows: tuple, weighted: bool) -> None:
     expected = log_loss(labels, scores, sample_weight=weights)
     assert logloss(scores, labels, weights) == pytest.approx(expected, rel=1e-6)
     assert logloss_from_logits(logits, labels, weights) == pytest.approx(expected, rel=1e-6)
-    rate = float(labels.mean()) if weights is None else float((weights * labels).sum() / weights.sum())
+    rate = (
+        float(labels.mean()) if weights is None else float((weights * labels).sum() / weights.sum())
+    )
     constant = torch.full_like(scores, rate)
     base = log_loss(labels, constant, sample_weight=weights)
     assert ne(scores, labels, weights) == pytest.approx(expected / base, rel=1e-6)

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from sparrow.core import UserError
 from sparrow.metrics import topk
-from sparrow.metrics.places import names, topk_by_group
+from sparrow.metrics.metric import topk_names
+from sparrow.metrics.places import topk_by_group
 
 KS = (1, 2, 5)
 ROWS = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 1), st.floats(0.1, 4), st.integers(0, 3)), min_size=1, max_size=14
+    st.tuples(st.integers(0, 2), st.integers(0, 1), st.floats(0.1, 4), st.integers(0, 3)),
+    min_size=1,
+    max_size=14,
 )
 
 
@@ -36,19 +39,25 @@ def of_one_order(labels: list[int]) -> dict[str, float]:
 
 def of_all_orders(scores: list[float], labels: list[int]) -> dict[str, float]:
     """Means over every order of the candidates in which no score stands above a greater one."""
-    by_score = itertools.groupby(sorted(zip(scores, labels, strict=True), reverse=True), key=lambda row: row[0])
+    by_score = itertools.groupby(
+        sorted(zip(scores, labels, strict=True), reverse=True), key=lambda row: row[0]
+    )
     ties = [list(itertools.permutations([label for _, label in tied])) for _, tied in by_score]
-    found = [of_one_order([label for tie in order for label in tie]) for order in itertools.product(*ties)]
+    found = [
+        of_one_order([label for tie in order for label in tie])
+        for order in itertools.product(*ties)
+    ]
     return {name: sum(one[name] for one in found) / len(found) for name in found[0]}
 
 
 @settings(max_examples=60)
 @given(ROWS)
 def test_a_group_is_the_mean_over_all_orders_of_its_ties(rows: list) -> None:
-    rows = [row for i, row in enumerate(rows) if sum(r[3] == row[3] for r in rows[:i]) < 6]  # 720 orders at most
+    # 720 orders at most
+    rows = [row for i, row in enumerate(rows) if sum(r[3] == row[3] for r in rows[:i]) < 6]
     scores, labels, weights, groups = (torch.tensor(column) for column in zip(*rows, strict=True))
     by_metric, weight_G = topk_by_group(scores / 3, labels, groups, weights, KS)
-    above, below, without = dict.fromkeys(names(KS), 0.0), 0.0, 0
+    above, below, without = dict.fromkeys(topk_names(KS), 0.0), 0.0, 0
     for i, group in enumerate(groups.unique()):
         here = groups == group
         assert float(weight_G[i]) == pytest.approx(float(weights[here].double().mean()))
@@ -62,8 +71,11 @@ def test_a_group_is_the_mean_over_all_orders_of_its_ties(rows: list) -> None:
             above[name] += float(weight_G[i]) * value
         below += float(weight_G[i])
     got = topk(scores / 3, labels, groups, weights, KS)
-    assert (got.pop("ranked_groups"), got.pop("groups_without_positive")) == (len(weight_G) - without, without)
-    wanted = {name: above[name] / below if below else math.nan for name in names(KS)}
+    assert (got.pop("ranked_groups"), got.pop("groups_without_positive")) == (
+        len(weight_G) - without,
+        without,
+    )
+    wanted = {name: above[name] / below if below else math.nan for name in topk_names(KS)}
     assert got == pytest.approx(wanted, abs=1e-9, nan_ok=True)
 
 
@@ -81,7 +93,9 @@ def test_ndcg_is_sklearns() -> None:
 
 @pytest.mark.parametrize("positives", [1, 3])
 def test_a_constant_model_gets_what_chance_gets(positives: int) -> None:
-    """Wherever the positives stand in the log; a sort that keeps the log's order would give 1 or 0."""
+    """Wherever the positives stand in the log; a sort that keeps the log's order would give 1 or
+    0.
+    """
     count = 20
     for labels in (torch.arange(count) < positives, torch.arange(count) >= count - positives):
         got = topk(torch.full((count,), 0.3), labels.float(), torch.zeros(count, dtype=torch.int64))
@@ -90,7 +104,9 @@ def test_a_constant_model_gets_what_chance_gets(positives: int) -> None:
             missed = math.comb(count - positives, k) / math.comb(count, k)
             assert got[f"hit_rate@{k}"] == pytest.approx(1 - missed)
         if positives == 1:
-            assert got["mrr"] == pytest.approx(sum(1 / place for place in range(1, count + 1)) / count)
+            assert got["mrr"] == pytest.approx(
+                sum(1 / place for place in range(1, count + 1)) / count
+            )
 
 
 def test_many_equal_scores() -> None:
@@ -121,10 +137,14 @@ def test_what_is_left_out() -> None:
     scores, labels, groups, weights = rows()
     wanted = topk(scores, labels, groups, weights)
     assert topk(scores, labels, groups, 7 * weights) == pytest.approx(wanted)
-    assert topk(scores, labels, groups, torch.full_like(weights, 0.2)) == pytest.approx(topk(scores, labels, groups))
+    assert topk(scores, labels, groups, torch.full_like(weights, 0.2)) == pytest.approx(
+        topk(scores, labels, groups)
+    )
 
     def joined(extra: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(torch.cat([a, b]) for a, b in zip((scores, labels, groups, weights), extra, strict=True))
+        return tuple(
+            torch.cat([a, b]) for a, b in zip((scores, labels, groups, weights), extra, strict=True)
+        )
 
     nobody = torch.full((50,), 0.99), torch.ones(50), -1 - torch.arange(50), torch.ones(50)
     assert topk(*joined(nobody)) == pytest.approx(wanted)
@@ -139,7 +159,11 @@ def test_what_is_left_out() -> None:
 def test_undefined_is_nan() -> None:
     empty, none = torch.empty(0), torch.empty(0, dtype=torch.int64)
     one, group = torch.ones(2), torch.zeros(2, dtype=torch.int64)
-    for got in (topk(empty, empty, none), topk(one, 0 * one, group), topk(one * math.nan, one, group)):
+    for got in (
+        topk(empty, empty, none),
+        topk(one, 0 * one, group),
+        topk(one * math.nan, one, group),
+    ):
         assert got.pop("ranked_groups") == 0
         assert got.pop("groups_without_positive") in (0, 1)
         assert all(map(math.isnan, got.values()))

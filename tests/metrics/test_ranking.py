@@ -13,7 +13,9 @@ from sparrow.core import UserError
 from sparrow.metrics import auc, gauc
 
 ROWS = st.lists(
-    st.tuples(st.integers(-3, 3), st.integers(0, 1), st.floats(0.01, 4), st.integers(-2, 2)), min_size=1, max_size=60
+    st.tuples(st.integers(-3, 3), st.integers(0, 1), st.floats(0.01, 4), st.integers(-2, 2)),
+    min_size=1,
+    max_size=60,
 )
 
 
@@ -25,14 +27,20 @@ def tensors(rows: list) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def by_sklearn(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> float:
     if labels.min() == labels.max():
         return math.nan
-    return float(roc_auc_score(labels.numpy(), scores.numpy(), sample_weight=None if weights is None else weights))
+    return float(
+        roc_auc_score(
+            labels.numpy(), scores.numpy(), sample_weight=None if weights is None else weights
+        )
+    )
 
 
 @given(ROWS)
 def test_auc_is_sklearns(rows: list) -> None:
     scores, labels, weights, _ = tensors(rows)
     assert auc(scores, labels) == pytest.approx(by_sklearn(scores, labels), abs=1e-12, nan_ok=True)
-    assert auc(scores, labels, weights) == pytest.approx(by_sklearn(scores, labels, weights), abs=1e-9, nan_ok=True)
+    assert auc(scores, labels, weights) == pytest.approx(
+        by_sklearn(scores, labels, weights), abs=1e-9, nan_ok=True
+    )
 
 
 @given(ROWS, st.booleans())
@@ -56,8 +64,11 @@ def test_many_rows() -> None:
     scores, groups = torch.rand(50_000, dtype=torch.float64), torch.randint(0, 9000, (50_000,))
     labels = torch.bernoulli(scores)
     assert auc(scores, labels) == pytest.approx(by_sklearn(scores, labels), abs=1e-12)
-    assert gauc(scores + groups, labels, groups).value == pytest.approx(gauc(scores, labels, groups).value, abs=1e-12)
-    assert auc(scores + groups, labels) < 0.6  # the control: only GAUC is blind to what a group adds
+    assert gauc(scores + groups, labels, groups).value == pytest.approx(
+        gauc(scores, labels, groups).value, abs=1e-12
+    )
+    # the control: only GAUC is blind to what a group adds
+    assert auc(scores + groups, labels) < 0.6
 
 
 def test_without_rows_and_with_nan() -> None:
@@ -79,7 +90,11 @@ def test_without_rows_and_with_nan() -> None:
 )
 def test_bad_columns(labels: list, weights: list | None, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        auc(torch.tensor([0.1, 0.2]), torch.tensor(labels), None if weights is None else torch.tensor(weights))
+        auc(
+            torch.tensor([0.1, 0.2]),
+            torch.tensor(labels),
+            None if weights is None else torch.tensor(weights),
+        )
 
 
 def test_groups_must_fit() -> None:

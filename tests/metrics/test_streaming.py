@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sparrow.core import UserError
 from sparrow.metrics import Streaming, auc, calibration, ece, logloss, ne
+from sparrow.metrics.intervals import auc_error
 
 
 def draw(rows: int, bias: float = -2.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,18 +36,21 @@ def test_a_stream_is_the_functions(bias: float, weighted: bool) -> None:
         assert result[name] == pytest.approx(metric(*columns), rel=1e-9)
     assert result["examples"] == 20_000
     assert result["base_rate"] == pytest.approx(
-        float((labels * weights).sum() / weights.sum()) if weighted else float(labels.mean()), rel=1e-5
+        float((labels * weights).sum() / weights.sum()) if weighted else float(labels.mean()),
+        rel=1e-5,
     )
-    assert made.result(base_rate=0.3)["ne"] == pytest.approx(ne(*columns, base_rate=0.3), rel=1e-9)
-    assert 0 < made.auc_error() < 1e-3
-    assert result["auc"] == pytest.approx(auc(*columns), abs=made.auc_error())
+    assert made.ne(base_rate=0.3) == pytest.approx(ne(*columns, base_rate=0.3), rel=1e-9)
+    assert 0 < auc_error(made) < 1e-3
+    assert result["auc"] == pytest.approx(auc(*columns), abs=auc_error(made))
 
 
 def test_the_bound_is_reached_and_not_exceeded() -> None:
     scores = torch.tensor([0.5, 0.500001, 0.9], dtype=torch.float64)  # the first two share a bin
     made = stream(scores, torch.tensor([0.0, 1.0, 1.0]))
-    assert auc(scores, torch.tensor([0.0, 1.0, 1.0])) - made.result()["auc"] == pytest.approx(made.auc_error())
-    assert made.auc_error() == pytest.approx(0.25)
+    assert auc(scores, torch.tensor([0.0, 1.0, 1.0])) - made.result()["auc"] == pytest.approx(
+        auc_error(made)
+    )
+    assert auc_error(made) == pytest.approx(0.25)
 
 
 def test_integer_scores_counts_are_exact() -> None:
@@ -61,14 +65,15 @@ def test_parts_add_up() -> None:
     merged.merge(stream(*(c[4000:] for c in columns)))
     whole = stream(*columns)
     assert merged.result() == pytest.approx(whole.result(), rel=1e-12)
-    assert merged.auc_error() == pytest.approx(whole.auc_error(), rel=1e-9)
+    assert auc_error(merged) == pytest.approx(auc_error(whole), rel=1e-9)
 
 
 def test_going_on_from_a_saved_state_gives_the_same_bits() -> None:
     columns = draw(10_000)
     saved = stream(*(c[:5000] for c in columns))
     state = saved.state_dict()
-    saved.update(*(c[:1000] for c in columns))  # what happens to the first after saving does not reach the copy
+    # what happens to the first after saving does not reach the copy
+    saved.update(*(c[:1000] for c in columns))
     resumed = Streaming()
     resumed.load_state_dict(state)
     for low in range(5000, 10_000, 1000):
@@ -122,15 +127,16 @@ def test_reliability() -> None:
     off = stream(scores / 2, labels, weights).reliability(10)
     assert bool((off.labels_Q[-3:] > 1.5 * off.predictions_Q[-3:]).all())
     assert Streaming().reliability().weights_Q.numel() == 0
-    assert stream(torch.full((9,), 0.3), torch.zeros(9)).reliability().predictions_Q.tolist() == pytest.approx(
-        [0.3], rel=3e-4
-    )
+    assert stream(
+        torch.full((9,), 0.3), torch.zeros(9)
+    ).reliability().predictions_Q.tolist() == pytest.approx([0.3], rel=3e-4)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_ece_is_a_loop_over_equal_parts(weighted: bool) -> None:
     random = torch.Generator().manual_seed(0)
-    scores = torch.sigmoid(torch.linspace(-5, 5, 2000, dtype=torch.float64))  # each in a bin of its own
+    # each in a bin of its own
+    scores = torch.sigmoid(torch.linspace(-5, 5, 2000, dtype=torch.float64))
     labels = torch.bernoulli(scores**1.2, generator=random)
     weights = torch.where(torch.arange(2000) < 1000, 1.0, 3.0) if weighted else None
     w = torch.ones(2000) if weights is None else weights
@@ -150,8 +156,13 @@ def test_ece_is_a_loop_over_equal_parts(weighted: bool) -> None:
 def test_ece_of_a_constant_and_of_nothing() -> None:
     labels = torch.tensor([0.0, 0.0, 0.0, 1.0])
     assert ece(torch.full((4,), 0.25), labels) == pytest.approx(0)
-    assert ece(torch.full((4,), 0.65), labels) == pytest.approx(0.4)  # one range, whatever the order of the labels
-    for undefined in (ece(torch.empty(0), torch.empty(0)), ece(torch.full((4,), math.nan), labels), Streaming().ece()):
+    # one range, whatever the order of the labels
+    assert ece(torch.full((4,), 0.65), labels) == pytest.approx(0.4)
+    for undefined in (
+        ece(torch.empty(0), torch.empty(0)),
+        ece(torch.full((4,), math.nan), labels),
+        Streaming().ece(),
+    ):
         assert math.isnan(undefined)
 
 

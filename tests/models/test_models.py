@@ -16,17 +16,22 @@ from sparrow.core.config import Family, to_dict
 from sparrow.embeddings import EmbeddingTables, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.components import ComponentTables
+from sparrow.extensions.blend import model as blend
+from sparrow.extensions.blend.deep import Members
+from sparrow.extensions.low_precision.precision import put_recipes
+from sparrow.extensions.low_precision.recipe import Recipe
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels import quantise
 from sparrow.kernels.embedding_bag import Bags
 from sparrow.kernels.rules import rowwise_adagrad
-from sparrow.layers import MLP, Head, Precision, computing, drawing, named_sites, put_recipes
-from sparrow.layers.recipe import Recipe
-from sparrow.losses import binary_cross_entropy, judged, probabilities
+from sparrow.layers.dropout import drawing, drops
+from sparrow.layers.mlp import MLP, Head
+from sparrow.layers.precision import Precision, computing
+from sparrow.layers.site import named_sites
+from sparrow.losses import binary_cross_entropy, loss_and_probabilities, probabilities
 from sparrow.models import (
     History,
     autoint,
-    blend,
     dcnv2,
     deepfm,
     din,
@@ -40,7 +45,7 @@ from sparrow.models import (
     ple,
     wukong,
 )
-from sparrow.numerics import FORMATS
+from sparrow.numerics.formats import FORMATS
 from sparrow.trained.build import tables_of
 
 
@@ -67,7 +72,14 @@ MODELS = [
     gdcn.Config(dim=4, layers=2, deep=(16,), structure="stacked"),
     finalmlp.Config(dim=4, first=(16,), second=(8,), gates=(8,)),
     finalmlp.Config(dim=4, first=(16,), second=(8,), gates=()),
-    finalmlp.Config(dim=4, first=(16,), second=(8,), gates=(8,), first_context=("user",), second_context=("item",)),
+    finalmlp.Config(
+        dim=4,
+        first=(16,),
+        second=(8,),
+        gates=(8,),
+        first_context=("user",),
+        second_context=("item",),
+    ),
     autoint.Config(dim=4, width=8, deep=(16,)),
     autoint.Config(dim=4, width=8, deep=()),
     din.Config(dim=4, attention=(8,), deep=(16,)),
@@ -75,18 +87,36 @@ MODELS = [
     ple.Config(dim=4, shared=1, own=1, expert=(16,), tower=(8,)),
     wukong.Config(dim=4, n_f=3, n_l=2, k=3, mlp=(16,), top=(16,), bottom=(8,)),
     wukong.Config(
-        dim=4, n_f=3, n_l=3, k=3, mlp=(16,), top=(16,), bottom=(8,), projection="linear", several={"item": 2}
+        dim=4,
+        n_f=3,
+        n_l=3,
+        k=3,
+        mlp=(16,),
+        top=(16,),
+        bottom=(8,),
+        projection="linear",
+        several={"item": 2},
     ),
     dcnv2.Config(dim=4, cross_layers=2, deep=(16,), history=HISTORY),
     fm.Config(dim=3, history=HISTORY),
     masknet.Config(dim=4, blocks=2, width=8, deep=(16,), history=HISTORY),
     mmoe.Config(dim=4, experts=2, expert=(16,), tower=(8,), history=HISTORY),
-    wukong.Config(dim=4, n_f=3, n_l=2, k=3, mlp=(16,), top=(16,), bottom=(8,), several={"item": 2}, history=HISTORY),
-    blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3, dropout=0.0, logistic=False, trees=0),
-    blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3, dropout=0.0),
+    wukong.Config(
+        dim=4,
+        n_f=3,
+        n_l=2,
+        k=3,
+        mlp=(16,),
+        top=(16,),
+        bottom=(8,),
+        several={"item": 2},
+        history=HISTORY,
+    ),
+    blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3, logistic=False, trees=0),
+    blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3),
 ]
-# For what does not look into models: one of each, a blend with all its parts, and a model with several vectors of an id
-# that reads a list by a transformer.
+# For what does not look into models: one of each, a blend with all its parts, and a model with
+# several vectors of an id that reads a list by a transformer.
 SOME = [*{type(config): config for config in reversed(MODELS)}.values(), MODELS[-1], MODELS[-3]]
 EACH = [pytest.param(config, marks=() if config in SOME else pytest.mark.slow) for config in MODELS]
 SCHEMA = Schema(
@@ -110,11 +140,13 @@ def batch(size: int = 64, seed: int = 0, schema: Schema = SCHEMA) -> Batch:
     values = torch.randint(0, 20, (int(lengths.sum()),), generator=random)
     ids = KeyedJagged(keys=schema.sparse, values_N=values, lengths=lengths)
     label = (ids["item"].values_N % 2 == 0).float()[:, None]  # what there is to learn
-    return Batch(dense_BC=torch.randn(size, len(schema.dense), generator=random), ids=ids, labels_BT=label)
+    dense_BC, row_B = torch.randn(size, len(schema.dense), generator=random), torch.arange(size)
+    return Batch(dense_BC=dense_BC, ids=ids, labels_BT=label, row_B=row_B)
 
 
 def learn(model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    return judged(model(batch), batch)
+    with drawing(0, batch.row_B):
+        return loss_and_probabilities(model(batch), batch)
 
 
 def loss_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
@@ -138,26 +170,36 @@ def test_every_model_with_an_mlp_has_dropout() -> None:
 
 @pytest.mark.parametrize("config", [one for one in MODELS if "dropout" in to_dict(one)], ids=named)
 def test_dropout_is_of_training_alone(config: Any) -> None:
-    example = dataclasses.replace(batch(), row_B=torch.arange(64))
-    model, plain = build(dataclasses.replace(config, dropout=0.5)), build(dataclasses.replace(config, dropout=0.0))
+    example = batch()
+    model, plain = (
+        build(dataclasses.replace(config, dropout=0.5)),
+        build(dataclasses.replace(config, dropout=0.0)),
+    )
 
     def trained(of: torch.nn.Module, seed: int = 0) -> torch.Tensor:
         torch.manual_seed(1)
         with drawing(seed, example.row_B):
             return of.train()(example).detach()
 
-    hidden = [module for module in model.modules() if isinstance(module, MLP) and module.dropout and module.layers]
-    if not hidden and not isinstance(config, blend.Config):
+    assert not drops(plain)
+    hidden = [
+        module
+        for module in model.modules()
+        if isinstance(module, MLP | Members) and len(module.layers)
+    ]
+    if not any(module.dropout.share for module in hidden):
         assert torch.equal(trained(model), trained(plain))  # it has no hidden layer
         return
-    assert not torch.equal(trained(model), trained(plain)) and torch.equal(trained(model), trained(model))
+    assert drops(model)
+    assert not torch.equal(trained(model), trained(plain)) and torch.equal(
+        trained(model), trained(model)
+    )
     assert torch.equal(model.eval()(example), plain.eval()(example))
-    if not isinstance(config, blend.Config):  # its draws are torch's
-        assert not torch.equal(trained(model), trained(model, seed=1))
-        part = example.part(5, 20)
-        with drawing(0, part.row_B):  # as another rank would
-            mine = model.train()(part)
-        torch.testing.assert_close(mine, trained(model)[5:20], rtol=1e-4, atol=1e-5)
+    assert not torch.equal(trained(model), trained(model, seed=1))
+    part = example.part(5, 20)
+    with drawing(0, part.row_B):  # as another rank would
+        mine = model.train()(part)
+    torch.testing.assert_close(mine, trained(model)[5:20], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", MODELS, ids=named)
@@ -168,9 +210,18 @@ def test_a_table_has_a_dim_and_a_rate_of_its_own(config: Any) -> None:
     dim = getattr(config, "dim", 1)
     if dim < 2:
         changes = (Override(names=("item",), rule={"lr": 0.0}),)  # a row has one number
-    model = config.build(SCHEMA, TableChoices(rule=rowwise_adagrad.Config(lr=0.3), overrides=changes))
-    records = {record.component.name: record for tables in tables_of(model) for record in tables.all_records()}
-    assert records["item"].component.dim == (2 if dim > 1 else 1) and records["user"].component.dim >= dim
+    model = config.build(
+        SCHEMA, TableChoices(rule=rowwise_adagrad.Config(lr=0.3), overrides=changes)
+    )
+    records = {
+        record.component.name: record
+        for tables in tables_of(model)
+        for record in tables.all_records()
+    }
+    assert (
+        records["item"].component.dim == (2 if dim > 1 else 1)
+        and records["user"].component.dim >= dim
+    )
     before = {name: record.weight.detach().clone() for name, record in records.items()}
     loss_of(model, batch()).backward()
     assert torch.equal(records["item"].weight, before["item"])
@@ -179,7 +230,9 @@ def test_a_table_has_a_dim_and_a_rate_of_its_own(config: Any) -> None:
 
 @pytest.mark.parametrize("config", MODELS, ids=named)
 def test_all_tables_are_looked_up_at_once(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So rows of a request that are on an SSD are read together: those of a second lookup would wait for the first."""
+    """So rows of a request that are on an SSD are read together: those of a second lookup would
+    wait for the first.
+    """
     found = []
     lookup = ComponentTables.run_lookup
 
@@ -214,12 +267,15 @@ def test_learns_a_planted_signal(config: object) -> None:
 
 @pytest.mark.parametrize("config", MODELS, ids=named)
 def test_scores_are_the_probabilities_that_loss_judges(config: object) -> None:
-    model, example = build(config).eval(), batch()  # in training, each member of a blend is judged by itself
+    # in training, each member of a blend is judged by itself
+    model, example = build(config).eval(), batch()
     loss, scores = learn(model, example)
     assert scores.shape == (64, 1) and not scores.requires_grad
     assert ((scores > 0) & (scores < 1)).all()
     torch.testing.assert_close(scores, score(model, example).detach())
-    torch.testing.assert_close(loss, F.binary_cross_entropy(scores, example.labels_BT), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        loss, F.binary_cross_entropy(scores, example.labels_BT), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("config", [wukong.Config(), masknet.Config()], ids=named)
@@ -243,8 +299,9 @@ def test_bf16_is_close_and_learns(config: object) -> None:
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        exact_BT = model(example)
-        with computing(Precision("bf16"), torch.device("cpu")):
+        with drawing(0, example.row_B):
+            exact_BT = model(example)
+        with computing(Precision("bf16"), torch.device("cpu")), drawing(0, example.row_B):
             found_BT = model(example)
     assert binary_cross_entropy(found_BT, example) < 0.6  # a constant has 0.69
     assert exact_BT.std() > 0.5
@@ -257,14 +314,17 @@ def test_the_last_product_is_in_fp32(config: object) -> None:
     model, seen = build(config), []
     for module in model.modules():
         if isinstance(module, Head):
-            module.register_forward_hook(lambda head, parts, found: seen.append((head, parts, found)))
+            module.register_forward_hook(
+                lambda head, parts, found: seen.append((head, parts, found))
+            )
     with computing(Precision("bf16"), torch.device("cpu")), torch.no_grad():
         assert model(batch()).dtype == torch.float32
     for head, parts, found_BT in seen:
         bias_T = 0 if head.bias is None else head.bias.double()
         exact_BT = torch.cat(parts, 1).double() @ head.weight.double().T + bias_T
         torch.testing.assert_close(found_BT.double(), exact_BT, rtol=1e-5, atol=1e-5)
-    assert seen or isinstance(config, logistic.Config | fm.Config | blend.Config)  # which end in no product, or in many
+    # which end in no product, or in many
+    assert seen or isinstance(config, logistic.Config | fm.Config | blend.Config)
 
 
 class Watch(TorchDispatchMode):
@@ -277,12 +337,25 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
-        if any(word in name for word in ("mm", "matmul", "dot_product", "linear", "weight_gradient", "project", "mv")):
+        if any(
+            word in name
+            for word in (
+                "mm",
+                "matmul",
+                "dot_product",
+                "linear",
+                "weight_gradient",
+                "project",
+                "mv",
+            )
+        ):
             operands = args[1:3] if "addmm" in name else args[:2]
             operands = args[:3] if "dot_product" in name else operands
             rounded = [quantise.rounded(of.float(), FORMATS[FORMAT]) for of in operands]
             self.seen += 1
-            if not all(torch.equal(of.float(), one) for of, one in zip(operands, rounded, strict=True)):
+            if not all(
+                torch.equal(of.float(), one) for of, one in zip(operands, rounded, strict=True)
+            ):
                 self.found.append(f"{name}: {[tuple(of.shape) for of in operands]}")
         return func(*args, **(kwargs or {}))
 
@@ -311,7 +384,8 @@ def test_every_product_both_ways_is_a_site(config: object) -> None:
         site.recipe = None
     with computing(told, torch.device("cpu")), Watch() as watch:
         learn(model, batch())[0].backward()
-    assert len(watch.found) == watch.seen  # the same products, each with an operand that was left as it is
+    # the same products, each with an operand that was left as it is
+    assert len(watch.found) == watch.seen
 
 
 @pytest.mark.parametrize("config", MODELS, ids=named)
@@ -326,7 +400,8 @@ def test_products_of_two_activations_and_the_last_stay_high(config: object, name
         loss, scores = learn(model, batch())
     loss.backward()
     assert scores.dtype == torch.float32
-    assert len(scores.unique()) > 40 or isinstance(config, logistic.Config)  # whose weights begin at 0
+    # whose weights begin at 0
+    assert len(scores.unique()) > 40 or isinstance(config, logistic.Config)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -339,7 +414,9 @@ def test_scores_in_bf16_are_as_many_as_rows() -> None:
 def test_several_labels_have_a_logit_each(config: object) -> None:
     schema = dataclasses.replace(SCHEMA, columns={**SCHEMA.columns, "buy": Column(kind="label")})
     model, example = build(config, schema), batch()
-    both = dataclasses.replace(example, labels_BT=torch.cat([example.labels_BT, 1 - example.labels_BT], 1))
+    both = dataclasses.replace(
+        example, labels_BT=torch.cat([example.labels_BT, 1 - example.labels_BT], 1)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(60):
         loss, scores = learn(model, both)
@@ -398,8 +475,12 @@ def test_sample_weights(config: object) -> None:
 
 @pytest.mark.parametrize("config", MODELS, ids=named)
 def test_partitions_are_features(config: Any) -> None:
-    """Each component of "item" is a vector more for the two columns that look it up, wherever vectors are counted."""
-    item = Override(names=("item",), addressing={"name": "coprime", "sizes": [5, 4], "operation": "features"})
+    """Each component of "item" is a vector more for the two columns that look it up, wherever
+    vectors are counted.
+    """
+    item = Override(
+        names=("item",), addressing={"name": "coprime", "sizes": [5, 4], "operation": "features"}
+    )
     choices = TableChoices(rule=rowwise_adagrad.Config(lr=0.3), overrides=(item,), seed=0)
     if isinstance(config, din.Config):
         with pytest.raises(UserError, match="model: din reads one vector of an id"):
@@ -415,7 +496,11 @@ def test_partitions_are_features(config: Any) -> None:
         optimizer.zero_grad()
     assert losses[-1] < losses[0]
     for one, other in zip(tables_of(model), tables_of(plain), strict=True):
-        assert {c.name for s in one.specs for c in s.components} == {"item.mod5", "item.mod4", "user"}
+        assert {c.name for s in one.specs for c in s.components} == {
+            "item.mod5",
+            "item.mod4",
+            "user",
+        }
         sizes = [{spec.name: spec.dim for spec in tables.specs} for tables in (one, other)]
         assert sizes[0] == {"item": 2 * sizes[1]["item"], "user": sizes[1]["user"]}
 
@@ -428,7 +513,9 @@ def test_a_batch_without_labels() -> None:
 def test_a_sequence_column_is_refused() -> None:
     columns = {**SCHEMA.columns, "history": Column(kind="list", table="item", pooling="none")}
     schema = dataclasses.replace(SCHEMA, columns=columns)
-    with pytest.raises(UserError, match=r"columns\.history\.pooling: .* 'history' in model\.history\.lists"):
+    with pytest.raises(
+        UserError, match=r"columns\.history\.pooling: .* 'history' in model\.history\.lists"
+    ):
         build(MODELS[1], schema)
     assert torch.isfinite(loss_of(build(dlrm.Config(dim=4, history=HISTORY), schema), batch()))
 
@@ -441,17 +528,30 @@ def test_a_log_without_features_is_refused(name: str) -> None:
 
 
 def test_dlrm_needs_two_vectors() -> None:
-    columns = {name: column for name, column in SCHEMA.columns.items() if column.kind in ("numeric", "label")}
-    with pytest.raises(UserError, match="this log has one: each id column has one, all numeric columns together one"):
+    columns = {
+        name: column
+        for name, column in SCHEMA.columns.items()
+        if column.kind in ("numeric", "label")
+    }
+    with pytest.raises(
+        UserError,
+        match="this log has one: each id column has one, all numeric columns together one",
+    ):
         build(dlrm.Config(), dataclasses.replace(SCHEMA, columns=columns))
 
 
 def test_histories_are_lists_that_heads_divide() -> None:
-    with pytest.raises(UserError, match=r"model\.history\.lists: no list 'histori'; did you mean 'history'"):
+    with pytest.raises(
+        UserError, match=r"model\.history\.lists: no list 'histori'; did you mean 'history'"
+    ):
         build(dcnv2.Config(history=History(lists=("histori",))))
-    with pytest.raises(UserError, match=r"model\.history\.heads: 2 do not divide the 17 numbers of a vector"):
+    with pytest.raises(
+        UserError, match=r"model\.history\.heads: 2 do not divide the 17 numbers of a vector"
+    ):
         build(fm.Config(dim=16, history=HISTORY))
-    with pytest.raises(UserError, match=r"model\.pairs\.history: model\.history\.lists names it too"):
+    with pytest.raises(
+        UserError, match=r"model\.pairs\.history: model\.history\.lists names it too"
+    ):
         build(din.Config(dim=4, pairs={"history": "item"}, history=HISTORY))
     with pytest.raises(UserError, match="a list is named twice"):
         History(lists=("history", "history"))
@@ -468,7 +568,9 @@ def test_a_transformer_reads_each_sample_of_a_history(dim: int) -> None:
         assert torch.equal(found[name], looked_up[name])
     lists, (reader,) = looked_up["history"], model.ids.readers
     for i, (low, high) in enumerate(itertools.pairwise(lists.offsets_B1.tolist())):
-        alone = reader(Jagged(values_N=lists.values_N[low:high], offsets_B1=torch.tensor([0, high - low])))[0]
+        alone = reader(
+            Jagged(values_N=lists.values_N[low:high], offsets_B1=torch.tensor([0, high - low]))
+        )[0]
         torch.testing.assert_close(found["history"][i], alone)
 
 
@@ -480,7 +582,9 @@ def test_din_weighs_some_lists_and_reads_others() -> None:
     ids = [*(example.ids[name].lengths_B for name in SCHEMA.sparse), seen]
     values = torch.cat([example.ids.values_N, torch.arange(int(seen.sum())) % 20])
     keys = (*SCHEMA.sparse, "seen")
-    example = dataclasses.replace(example, ids=KeyedJagged(keys=keys, values_N=values, lengths=torch.cat(ids)))
+    example = dataclasses.replace(
+        example, ids=KeyedJagged(keys=keys, values_N=values, lengths=torch.cat(ids))
+    )
     model = build(din.Config(dim=4, attention=(8,), deep=(16,), history=HISTORY), schema)
     assert model.pairs == {"seen": "item"}
     loss_of(model, example).backward()
@@ -498,7 +602,12 @@ def test_a_step_is_deterministic(config: object) -> None:
             torch.manual_seed(0)
             model = build(config)
             loss_of(model, batch()).backward()
-            rows = [r.weight for m in model.modules() if isinstance(m, EmbeddingTables) for r in m.all_records()]
+            rows = [
+                r.weight
+                for m in model.modules()
+                if isinstance(m, EmbeddingTables)
+                for r in m.all_records()
+            ]
             found.append([*(p.grad for p in model.parameters()), *rows])
     finally:
         torch.use_deterministic_algorithms(False)

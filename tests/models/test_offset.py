@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from sparrow import data
-from sparrow.core import Batch, KeyedJagged
+from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.features.schema import Column, Encoding, Schema, Split
-from sparrow.layers import Precision
+from sparrow.layers.precision import Precision
 from sparrow.metrics import evaluate_labels
 from sparrow.trained.run import Data, Loop, Run
 from sparrow.training import Trainer, train
@@ -67,7 +67,9 @@ def make(log: Path, run_dir: Path, **changes: Any) -> Run:
 def empty(schema: Schema) -> Batch:
     """An example whose numbers are 0 and whose ids are none."""
     lengths = torch.zeros(len(schema.sparse), dtype=torch.int64)
-    ids = KeyedJagged(keys=schema.sparse, values_N=torch.zeros(0, dtype=torch.int64), lengths=lengths)
+    ids = KeyedJagged(
+        keys=schema.sparse, values_N=torch.zeros(0, dtype=torch.int64), lengths=lengths
+    )
     return Batch(dense_BC=torch.zeros(1, len(schema.dense)), ids=ids)
 
 
@@ -79,28 +81,41 @@ def empty(schema: Schema) -> Batch:
     ],
     ids=lambda of: of if isinstance(of, str) else named(of),
 )
-def test_first_predictions_are_base_rates(rare: Path, tmp_path: Path, config: Any, precision: Any) -> None:
-    """Of a rare label and a frequent one, whatever the seed; exactly so for an example with nothing in it."""
+def test_first_predictions_are_base_rates(
+    rare: Path, tmp_path: Path, config: Any, precision: Any
+) -> None:
+    """Of a rare label and a frequent one, whatever the seed; exactly so for an example with nothing
+    in it.
+    """
     log = data.open(rare)
     for seed in range(3):
-        trainer = Trainer(make(rare, tmp_path, model=config, seed=seed, precision=Precision(precision)))
+        trainer = Trainer(
+            make(rare, tmp_path, model=config, seed=seed, precision=Precision(precision))
+        )
         with torch.no_grad():
             found = evaluate_labels(trainer.score, [log.first(ROWS)], range(2))
-        assert [one["ne"] for one in found] == pytest.approx([1, 1], abs=0.2)  # small models: a few random weights
+        # small models: a few random weights
+        assert [one["ne"] for one in found] == pytest.approx([1, 1], abs=0.2)
         with torch.no_grad():
             logits_1T = trainer.model.eval()(empty(log.schema))
         torch.testing.assert_close(logits_1T[0], torch.tensor(log.log_odds()), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["dcnv2", "dlrm"])
-def test_a_rare_labels_first_fifth_is_no_worse_than_its_rate(rare: Path, tmp_path: Path, name: str) -> None:
+def test_a_rare_labels_first_fifth_is_no_worse_than_its_rate(
+    rare: Path, tmp_path: Path, name: str
+) -> None:
     """The whole way through `train`, with all defaults."""
-    found = train(Run.of(rare, {"run_dir": str(tmp_path), "model.name": name, "log.tensorboard": False}))
+    found = train(
+        Run.of(rare, {"run_dir": str(tmp_path), "model.name": name, "log.tensorboard": False})
+    )
     assert found["progressive"][0]["ne"] == pytest.approx(1, abs=0.05)
 
 
 def test_rates_are_of_the_rows_that_are_trained_on(tmp_path: Path) -> None:
-    """Not of the negatives that are left out, nor of other parts; and by the weights that a loss gives them."""
+    """Not of the negatives that are left out, nor of other parts; and by the weights that a loss
+    gives them.
+    """
     log = data.open(prepared(tmp_path, raw(weights=True), SCHEMA, negatives=0.1, valid=0.2))
     batch = log.first(log.rows())
     assert batch.labels_BT is not None and batch.weights_B is not None
@@ -113,7 +128,9 @@ def test_rates_are_of_the_rows_that_are_trained_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_labels_that_are_all_alike_have_finite_log_odds(rare: Path, rate: float) -> None:
     log = data.open(rare)
-    log = dataclasses.replace(log, manifest={**log.manifest, "base_rate": {"click": rate, "buy": 0.3}})
+    log = dataclasses.replace(
+        log, manifest={**log.manifest, "base_rate": {"click": rate, "buy": 0.3}}
+    )
     click, buy = log.log_odds()
     assert click == pytest.approx((2 * rate - 1) * math.log(2 * ROWS + 1))
     assert buy == pytest.approx(math.log(0.3 / 0.7), abs=1e-3)
@@ -127,5 +144,11 @@ def test_weights_of_nothing_are_no_rate(tmp_path: Path) -> None:
         place.mkdir()
         log = prepared(place, table.append_column("weight", pa.array(column)))
         assert all(map(math.isfinite, data.open(log).log_odds()))
+        if not column.any():
+            with pytest.raises(
+                UserError, match="the weights of all 6,000 rows of the train part are 0"
+            ):
+                train(make(log, place / "run"))
+            continue
         found = train(make(log, place / "run", loop=Loop(max_steps=3)))
         assert found["skipped_steps"] == 0

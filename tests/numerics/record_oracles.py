@@ -1,14 +1,17 @@
-"""Writes oracles.safetensors beside this file: numbers, and what torchao, microxcaling and AMD Quark make of them.
+"""Writes oracles.safetensors beside this file: numbers, and what torchao, microxcaling and AMD
+Quark make of them.
 
     PYTHONPATH=microxcaling:. python tests/numerics/record_oracles.py          # with torch, torchao, amd-quark
     PYTHONPATH=microxcaling:. python tests/numerics/record_oracles.py linear   # its `Linear` alone, with torch
 
-microxcaling is a checkout of github.com/microsoft/microxcaling (7bc4195). The first import of AMD Quark compiles. The
-numbers are stored, as random numbers may differ elsewhere. The script also compares live what it does not store: more
-numbers, and microxcaling's `Linear` in all its formats with products of operands that Sparrow rounds, bit for bit.
+microxcaling is a checkout of github.com/microsoft/microxcaling (7bc4195). The first import of AMD
+Quark compiles. The numbers are stored, as random numbers may differ elsewhere. The script also
+compares live what it does not store: more numbers, and microxcaling's `Linear` in all its formats
+with products of operands that Sparrow rounds, bit for bit.
 
-Left out of comparisons: torchao where the scale byte is 0, which it takes for half of it; microxcaling in rows beside
-powers of two, where it takes a logarithm that is rounded up; and subnormal numbers in AMD Quark, which makes them 0.
+Left out of comparisons: torchao where the scale byte is 0, which it takes for half of it;
+microxcaling in rows beside powers of two, where it takes a logarithm that is rounded up; and
+subnormal numbers in AMD Quark, which makes them 0.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sparrow.numerics import FORMATS, encode, rounded
 from sparrow.numerics.bits import unpack
+from sparrow.numerics.blocks import encode, rounded
+from sparrow.numerics.formats import FORMATS
 
 RECORD = Path(__file__).with_name("oracles.safetensors")
 MX = {  # ours, torchao's, microxcaling's
@@ -41,12 +45,20 @@ LINEARS = ("mxfp8", "mxfp4")  # whose results are recorded
 
 
 def numbers(rows: int, seed: int) -> Tensor:
-    """Rows of many sizes [rows, 64]: ties, zeros, the largest and the least, one in four beside powers of two."""
+    """Rows of many sizes [rows, 64]: ties, zeros, the largest and the least, one in four beside
+    powers of two.
+    """
     random = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 64, generator=random) * torch.randn(rows, 1, generator=random).mul(20).exp2()
+    x = (
+        torch.randn(rows, 64, generator=random)
+        * torch.randn(rows, 1, generator=random).mul(20).exp2()
+    )
     x[::4] = x[::4].bfloat16().float()  # ties between elements
     powers = x[1::4].abs().log2().floor().exp2()
-    x[1::4] = torch.nextafter(powers, powers * torch.randint(-1, 2, powers.shape, generator=random)) * x[1::4].sign()
+    x[1::4] = (
+        torch.nextafter(powers, powers * torch.randint(-1, 2, powers.shape, generator=random))
+        * x[1::4].sign()
+    )
     x[2::8, ::3] = 0.0
     x[3::16, 5] = -3.3e38
     x[7::16] *= 2.0**-120
@@ -66,13 +78,19 @@ def by_microxcaling(x: Tensor, element: str, axis: int) -> Tensor:
     from mx.mx_ops import quantize_mx_op
     from mx.specs import finalize_mx_specs
 
-    specs = finalize_mx_specs({"w_elem_format": element, "block_size": 32, "round": "even", "scale_bits": 8})
-    out: Tensor = quantize_mx_op(x, specs, elem_format=element, axes=[axis], round="even", block_size=32)
+    specs = finalize_mx_specs(
+        {"w_elem_format": element, "block_size": 32, "round": "even", "scale_bits": 8}
+    )
+    out: Tensor = quantize_mx_op(
+        x, specs, elem_format=element, axes=[axis], round="even", block_size=32
+    )
     return out
 
 
 def by_quark(x: Tensor, name: str) -> Tensor:
-    """Values. The package's own import wants transformers and more; a stand-in for it wants nothing."""
+    """Values. The package's own import wants transformers and more; a stand-in for it wants
+    nothing.
+    """
     if "quark.torch" not in sys.modules:
         place = importlib.util.find_spec("quark").submodule_search_locations[0]
         sys.modules["quark.torch"] = ModuleType("quark.torch")
@@ -84,15 +102,26 @@ def by_quark(x: Tensor, name: str) -> Tensor:
     return out
 
 
-def linear_of(element: str, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def linear_of(
+    element: str, x: Tensor, weight: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """microxcaling's Linear: y, dX and dW."""
     import mx
     from mx.specs import finalize_mx_specs
 
     specs = finalize_mx_specs(
-        {"w_elem_format": element, "a_elem_format": element, "block_size": 32, "round": "even", "scale_bits": 8,
-         "bfloat": 0, "fp": 0, "custom_cuda": False, "quantize_backprop": True}
-    )  # fmt: skip
+        {
+            "w_elem_format": element,
+            "a_elem_format": element,
+            "block_size": 32,
+            "round": "even",
+            "scale_bits": 8,
+            "bfloat": 0,
+            "fp": 0,
+            "custom_cuda": False,
+            "quantize_backprop": True,
+        }
+    )
     layer = mx.Linear(weight.shape[1], weight.shape[0], bias=False, mx_specs=specs)
     x = x.clone().requires_grad_()
     with torch.no_grad():
@@ -103,9 +132,13 @@ def linear_of(element: str, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Te
 
 
 def check_linear(element: str, name: str) -> None:
-    """microxcaling's Linear, forward and backward, and three products of operands that Sparrow rounds."""
+    """microxcaling's Linear, forward and backward, and three products of operands that Sparrow
+    rounds.
+    """
     random, format = torch.Generator().manual_seed(0), FORMATS[name]
-    x, weight, grad = (torch.randn(shape, generator=random) for shape in ((90, 100), (70, 100), (90, 70)))
+    x, weight, grad = (
+        torch.randn(shape, generator=random) for shape in ((90, 100), (70, 100), (90, 70))
+    )
     y, grad_x, grad_weight = linear_of(element, x, weight, grad)
     assert torch.equal(y, torch.nn.functional.linear(rounded(x, format), rounded(weight, format)))
     assert torch.equal(grad_x, rounded(grad, format) @ rounded(weight, format, 0))
@@ -114,9 +147,12 @@ def check_linear(element: str, name: str) -> None:
 
 
 def linears() -> dict[str, Tensor]:
-    """microxcaling's Linear on multiples of 1/128 below 4. Every sum is exact in fp32, so processors agree on bits."""
+    """microxcaling's Linear on multiples of 1/128 below 4. Every sum is exact in fp32, so
+    processors agree on bits.
+    """
     random = torch.Generator().manual_seed(2)
-    shapes = {"x": (33, 34), "weight": (33, 34), "grad": (33, 33)}  # a whole block and a short one along each axis
+    # a whole block and a short one along each axis
+    shapes = {"x": (33, 34), "weight": (33, 34), "grad": (33, 33)}
     given = {
         name: (torch.randn(shape, generator=random) * 128).round().clamp(-511, 511) / 128
         for name, shape in shapes.items()
@@ -124,7 +160,9 @@ def linears() -> dict[str, Tensor]:
     found = {f"linear {name}": x for name, x in given.items()}
     for name in LINEARS:
         results = linear_of(MX[name][1], **given)
-        found |= {f"{name} linear {of}": x for of, x in zip(("y", "dx", "dw"), results, strict=True)}
+        found |= {
+            f"{name} linear {of}": x for of, x in zip(("y", "dx", "dw"), results, strict=True)
+        }
     return found
 
 
@@ -156,22 +194,43 @@ def main() -> None:
             found[f"{name} scales"], found[f"{name} codes"] = by_torchao(found["numbers"], torchao)
             scales, codes = by_torchao(many, torchao)
             packed = encode(many, format)
-            compared(f"{name} scales, torchao", scales, packed.scales, torch.ones_like(scales, dtype=torch.bool))
-            ours = packed.codes if format.element.bits != 6 else unpack(packed.codes, 6, 64).to(torch.uint8)
+            compared(
+                f"{name} scales, torchao",
+                scales,
+                packed.scales,
+                torch.ones_like(scales, dtype=torch.bool),
+            )
+            ours = (
+                packed.codes
+                if format.element.bits != 6
+                else unpack(packed.codes, 6, 64).to(torch.uint8)
+            )
             counts = (scales > 0).repeat_interleave(codes.shape[1] // 2, 1)
             compared(f"{name} codes, torchao", codes, ours, counts)
         for axis in (0, 1):
             given = many[~beside[:, 0]] if axis == 0 else many
             counts = ~beside if axis == 1 else torch.ones_like(given, dtype=torch.bool)
             theirs = by_microxcaling(given, microxcaling, axis)
-            compared(f"{name} values, axis {axis}, microxcaling", theirs, rounded(given, format, axis), counts)
+            compared(
+                f"{name} values, axis {axis}, microxcaling",
+                theirs,
+                rounded(given, format, axis),
+                counts,
+            )
         found[f"{name} values"] = by_microxcaling(found["numbers"], microxcaling, 1)
         check_linear(microxcaling, name)
     for name in ("mx9", "mx6"):
         found[f"{name} values"] = by_quark(found["numbers"], name)
-        compared(f"{name}, AMD Quark", by_quark(many, name), rounded(many, FORMATS[name]), many.abs() >= 2.0**-126)
+        compared(
+            f"{name}, AMD Quark",
+            by_quark(many, name),
+            rounded(many, FORMATS[name]),
+            many.abs() >= 2.0**-126,
+        )
     found |= linears()
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "torchao", "amd-quark")}
+    versions = {
+        name: importlib.metadata.version(name) for name in ("torch", "torchao", "amd-quark")
+    }
     save_file(found, RECORD, versions)
     print(f"{RECORD}: {RECORD.stat().st_size} bytes, {versions}")
 

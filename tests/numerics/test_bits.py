@@ -23,7 +23,10 @@ def test_exponents_are_those_of_bits_just_below_powers_of_two() -> None:
 
 def test_powers_are_exact_down_to_the_least_subnormal_number() -> None:
     exponent = torch.arange(-149, 128, dtype=torch.int32)
-    assert torch.equal(power(exponent).double(), torch.tensor([math.ldexp(1.0, e) for e in exponent.tolist()]).double())
+    assert torch.equal(
+        power(exponent).double(),
+        torch.tensor([math.ldexp(1.0, e) for e in exponent.tolist()]).double(),
+    )
 
 
 @pytest.mark.parametrize("bits", range(1, 17))

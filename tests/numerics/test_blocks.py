@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sparrow.numerics import ELEMENTS, FORMATS, Format, decode, encode, rounded, whole
 from sparrow.numerics.bits import unpack
-from sparrow.numerics.blocks import NAN_SCALE
+from sparrow.numerics.blocks import NAN_SCALE, decode, encode, rounded
+from sparrow.numerics.elements import ELEMENTS, whole
+from sparrow.numerics.formats import FORMATS, Format
 from sparrow.numerics.rounding import noise
 
 SCALED = {name: format for name, format in FORMATS.items() if format.block is not None}
@@ -35,10 +36,13 @@ def ceil(format: Format) -> Format:
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     random = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=random) * torch.randn(shape[0], *(1 for _ in shape[1:]), generator=random).exp()
+    return (
+        torch.randn(shape, generator=random)
+        * torch.randn(shape[0], *(1 for _ in shape[1:]), generator=random).exp()
+    )
 
 
-# -- other libraries -------------------------------------------------------------------------------------------------
+# -- other libraries -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OCP)
@@ -48,7 +52,11 @@ def test_codes_and_scales_are_those_of_torchao(name: str) -> None:
         *(record()[f"{name} {what}"] for what in ("scales", "codes")),
     )
     assert torch.equal(packed.scales, scales)
-    ours = packed.codes if FORMATS[name].element.bits != 6 else unpack(packed.codes, 6, 64).to(torch.uint8)
+    ours = (
+        packed.codes
+        if FORMATS[name].element.bits != 6
+        else unpack(packed.codes, 6, 64).to(torch.uint8)
+    )
     counts = (scales > 0).repeat_interleave(codes.shape[1] // 2, 1)
     assert counts.float().mean() > 0.9
     assert torch.equal(ours[counts], codes[counts])
@@ -69,7 +77,7 @@ def test_values_are_those_of_quark(name: str) -> None:
     assert torch.equal(rounded(x, FORMATS[name])[counts], record()[f"{name} values"][counts])
 
 
-# -- what is true of all ---------------------------------------------------------------------------------------------
+# -- what is true of all ---------------------------------------------------------------------------
 
 
 @each
@@ -87,12 +95,20 @@ def test_packed_is_unpacked(name: str) -> None:
             tensors = [t for t in packed if t is not None]
             if others and shape[axis]:
                 of_tensor = 4 if format.block == "tensor" else 0
-                assert sum(t.nbytes for t in tensors) == others * format.bytes_row(shape[axis]) + of_tensor
+                assert (
+                    sum(t.nbytes for t in tensors)
+                    == others * format.bytes_row(shape[axis]) + of_tensor
+                )
 
 
 def test_bytes_of_a_block() -> None:
     assert [FORMATS[name].bytes_row(16) for name in ("mx9", "mx6", "mx4")] == [18, 12, 8]
-    assert [FORMATS[name].bytes_row(32) for name in ("mxfp8", "mxint8", "mxfp6", "mxfp4")] == [33, 33, 25, 17]
+    assert [FORMATS[name].bytes_row(32) for name in ("mxfp8", "mxint8", "mxfp6", "mxfp4")] == [
+        33,
+        33,
+        25,
+        17,
+    ]
     assert [FORMATS[name].bytes_row(16) for name in ("mxint8", "mxfp4")] == [17, 9]
     assert [FORMATS[name].bits for name in ("mx9", "mx6", "mx4", "mxfp8")] == [9, 6, 4, 8.25]
 
@@ -104,13 +120,22 @@ def test_scaled_by_a_power_of_two(name: str) -> None:
     for format in (FORMATS[name], ceil(FORMATS[name])):
         for k in (-60, -1, 3, 60):
             for axis in (0, 1):
-                assert torch.equal(rounded(x * 2.0**k, format, axis), rounded(x, format, axis) * 2.0**k), (k, axis)
+                assert torch.equal(
+                    rounded(x * 2.0**k, format, axis), rounded(x, format, axis) * 2.0**k
+                ), (k, axis)
 
 
 @each
 def test_what_is_rounded_stays(name: str) -> None:
     """Q(Q(x)) = Q(x), for scales in fp32 too."""
-    x = torch.cat([drawn(200, 64), drawn(200, 64, seed=1).bfloat16().float(), torch.zeros(1, 64), -torch.zeros(1, 64)])
+    x = torch.cat(
+        [
+            drawn(200, 64),
+            drawn(200, 64, seed=1).bfloat16().float(),
+            torch.zeros(1, 64),
+            -torch.zeros(1, 64),
+        ]
+    )
     x[7, 3] = 2.0**-149
     for format in {FORMATS[name], dataclasses.replace(FORMATS[name], rule="ceil")}:
         once = rounded(x, format)
@@ -161,7 +186,11 @@ def test_without_a_scale_overflow_is_what_the_element_has() -> None:
     x = torch.tensor([1e30, -1e30, torch.inf, torch.nan, 1.0])
     assert rounded(x, FORMATS["e5m2"]).tolist()[:3] == [torch.inf, -torch.inf, torch.inf]
     assert rounded(x, FORMATS["e4m3"]).isnan().tolist() == [True, True, True, True, False]
-    assert rounded(x, FORMATS["e5m2"], rounding="zero").tolist()[:3] == [57344.0, -57344.0, torch.inf]
+    assert rounded(x, FORMATS["e5m2"], rounding="zero").tolist()[:3] == [
+        57344.0,
+        -57344.0,
+        torch.inf,
+    ]
     bf16 = torch.randint(-(1 << 31), 1 << 31, (100_000,)).int().view(torch.float32)
     found, expected = rounded(bf16, FORMATS["bf16"]), bf16.bfloat16().float()
     assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
@@ -170,7 +199,7 @@ def test_without_a_scale_overflow_is_what_the_element_has() -> None:
     assert torch.equal(zero[~bf16.isnan()], cut[~bf16.isnan()])
 
 
-# -- scales ----------------------------------------------------------------------------------------------------------
+# -- scales ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "cut"), [("mxfp8", 1.75), ("mxfp4", 1.5)])
@@ -186,7 +215,16 @@ def test_ceil_is_the_least_power_of_two_that_fits(name: str) -> None:
     format = ceil(dataclasses.replace(FORMATS[name], pair=1, shift_bits=0))
     largest = format.element.largest
     most = torch.tensor(
-        [largest, math.nextafter(largest, 0), largest * 1.0001, largest / 2, 1.0, 3.0, 1e-38, 2.0**-140]
+        [
+            largest,
+            math.nextafter(largest, 0),
+            largest * 1.0001,
+            largest / 2,
+            1.0,
+            3.0,
+            1e-38,
+            2.0**-140,
+        ]
     )
     x = torch.zeros(len(most), format.block)
     x[:, 3] = most
@@ -202,7 +240,9 @@ def test_the_least_scale_is_a_subnormal_number() -> None:
         packed = encode(x, FORMATS[name])
         assert (packed.scales == 0).all(), name
         assert torch.equal(decode(packed, FORMATS[name], 32), x), name
-    assert torch.equal(rounded(torch.full((1, 32), 2.0**-149), FORMATS["mxfp8"]), torch.zeros(1, 32))
+    assert torch.equal(
+        rounded(torch.full((1, 32), 2.0**-149), FORMATS["mxfp8"]), torch.zeros(1, 32)
+    )
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -214,13 +254,15 @@ def test_the_largest_numbers_stay_finite(name: str) -> None:
         assert (found > most / 2).all()
 
 
-@pytest.mark.parametrize("name", [name for name, format in FORMATS.items() if format.is_exact_in_bf16])
+@pytest.mark.parametrize(
+    "name", [name for name, format in FORMATS.items() if format.is_exact_in_bf16]
+)
 def test_values_are_bf16_numbers(name: str) -> None:
     found = rounded(drawn(50, 64), FORMATS[name])
     assert torch.equal(found.bfloat16().float(), found)
 
 
-# -- errors ----------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def qsnr(x: Tensor, found: Tensor, of: int | tuple[int, int] = (0, 1)) -> Tensor:
@@ -228,20 +270,28 @@ def qsnr(x: Tensor, found: Tensor, of: int | tuple[int, int] = (0, 1)) -> Tensor
     return -10 * torch.log10((found - x).double().square().sum(of) / x.double().square().sum(of))
 
 
-@pytest.mark.parametrize(("name", "bits", "bound"), [("mx9", 7, 34.74), ("mx6", 4, 16.68), ("mx4", 2, 4.64)])
+@pytest.mark.parametrize(
+    ("name", "bits", "bound"), [("mx9", 7, 34.74), ("mx6", 4, 16.68), ("mx4", 2, 4.64)]
+)
 def test_adversarial_blocks_are_above_the_bound(name: str, bits: int, bound: float) -> None:
-    """Theorem 1 of arXiv 2302.08007. The worst block has its signal in one number, and all others halfway."""
+    """Theorem 1 of arXiv 2302.08007. The worst block has its signal in one number, and all others
+    halfway.
+    """
     step = 2.0 ** (1 - bits)
     worst = torch.full((1, 16), step / 4)
     worst[0, 0], worst[0, 1] = 1 + step / 2, step / 2
-    blocks = torch.cat([worst, worst * (1 - 2.0**-20), worst * -1.7, drawn(2000, 16) ** 3, drawn(2000, 16).exp2()])
+    blocks = torch.cat(
+        [worst, worst * (1 - 2.0**-20), worst * -1.7, drawn(2000, 16) ** 3, drawn(2000, 16).exp2()]
+    )
     found = qsnr(blocks, rounded(blocks, FORMATS[name]), 1)
     assert found.min() >= bound
-    assert found[0] < bound + 12 * 2.0**-bits + 0.1  # it is nearly reached, the more bits the nearer
+    # it is nearly reached, the more bits the nearer
+    assert found[0] < bound + 12 * 2.0**-bits + 0.1
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("mx9", 46.6), ("mx6", 28.4), ("mx4", 15.8), ("fp8", 31.5), ("fp8-e5m2", 25.6)]
+    ("name", "expected"),
+    [("mx9", 46.6), ("mx6", 28.4), ("mx4", 15.8), ("fp8", 31.5), ("fp8-e5m2", 25.6)],
 )
 def test_qsnr_of_normal_numbers(name: str, expected: float) -> None:
     """Of N(0, |N(0, 1)|), a variance for each row."""
@@ -257,7 +307,13 @@ def test_the_mean_of_stochastic_rounding_is_the_number(name: str) -> None:
     draws, x = 20_000, drawn(1, 64)[0] / 3
     x[:4] = torch.tensor([1.9, 1e-3, -1e-4, 0.0])
     each_format = format if format.block != "tensor" else dataclasses.replace(format, block="row")
-    found = rounded(x.expand(draws, -1), each_format, -1, "stochastic", noise(1, 0, torch.arange(draws), (0, 64), 0))
+    found = rounded(
+        x.expand(draws, -1),
+        each_format,
+        -1,
+        "stochastic",
+        noise(1, 0, torch.arange(draws), (0, 64), 0),
+    )
     deviation = found.double().std(0) / math.sqrt(draws)
     error = (found.double().mean(0) - x).abs()
     assert (error <= 5 * deviation + 1e-6 * x.abs()).all()
@@ -266,14 +322,22 @@ def test_the_mean_of_stochastic_rounding_is_the_number(name: str) -> None:
 
 def test_under_floor_the_mean_is_cut() -> None:
     x = torch.full((1000, 32), 1.9)
-    found = rounded(x, FORMATS["mxfp8"], -1, "stochastic", noise(1, 0, torch.arange(1000), (0, 32), 0))
+    found = rounded(
+        x, FORMATS["mxfp8"], -1, "stochastic", noise(1, 0, torch.arange(1000), (0, 32), 0)
+    )
     assert (found == 1.75).all()
 
 
 def test_bdr_in_its_own_words() -> None:
     """The formula of arXiv 2302.08007 in float64, for points beside MX9, MX6 and MX4."""
     x = drawn(40, 128, seed=2)
-    for bits, block, pair, shift_bits in ((7, 16, 2, 1), (3, 32, 4, 2), (5, 8, 1, 3), (2, 64, 8, 1), (8, 128, 1, 0)):
+    for bits, block, pair, shift_bits in (
+        (7, 16, 2, 1),
+        (3, 32, 4, 2),
+        (5, 8, 1, 3),
+        (2, 64, 8, 1),
+        (8, 128, 1, 0),
+    ):
         blocks = x.double().unflatten(1, (-1, block))
         of_block = torch.frexp(blocks.abs().amax(2, keepdim=True))[1] - 1
         of_pair = torch.frexp(blocks.unflatten(2, (-1, pair)).abs().amax(3))[1] - 1

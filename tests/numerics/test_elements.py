@@ -9,12 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.numerics import ELEMENTS, whole
+from sparrow.numerics.elements import ELEMENTS, whole
 
 TYPES = {  # ml_dtypes' and numpy's names
-    "bf16": "bfloat16", "fp16": "float16", "e5m2": "float8_e5m2", "e4m3": "float8_e4m3fn", "e3m2": "float6_e3m2fn",
-    "e2m3": "float6_e2m3fn", "e2m1": "float4_e2m1fn",
-}  # fmt: skip
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "e5m2": "float8_e5m2",
+    "e4m3": "float8_e4m3fn",
+    "e3m2": "float6_e3m2fn",
+    "e2m3": "float6_e2m3fn",
+    "e2m1": "float4_e2m1fn",
+}
 each = pytest.mark.parametrize("name", TYPES)
 NO_NAN = {"e3m2", "e2m3", "e2m1"}
 
@@ -28,7 +33,9 @@ def oracle(name: str) -> Any:
 def codes_by_oracle(x: Tensor, name: str) -> Tensor:
     with np.errstate(all="ignore"):
         found = x.numpy().astype(oracle(name))
-    return torch.from_numpy(found.view(np.uint16 if found.itemsize == 2 else np.uint8).astype(np.int32))
+    return torch.from_numpy(
+        found.view(np.uint16 if found.itemsize == 2 else np.uint8).astype(np.int32)
+    )
 
 
 def numbers_by_oracle(codes: Tensor, name: str) -> Tensor:
@@ -41,7 +48,8 @@ def bits(x: Tensor) -> Tensor:
 
 
 def assert_codes(x: Tensor, name: str) -> None:
-    """To nearest: the oracle's codes, overflow to infinity or NaN among them; NaN is any code that is not a number.
+    """To nearest: the oracle's codes, overflow to infinity or NaN among them; NaN is any code that
+    is not a number.
 
     Elements without NaN saturate here and there.
     """
@@ -86,7 +94,10 @@ def test_midpoints_and_their_neighbours_are_encoded_as_in_ml_dtypes(name: str) -
 @each
 def test_patterns_of_fp32_are_encoded_as_in_ml_dtypes(name: str) -> None:
     random = torch.Generator().manual_seed(3)
-    assert_codes(torch.randint(-(1 << 31), 1 << 31, (200_000,), generator=random).int().view(torch.float32), name)
+    assert_codes(
+        torch.randint(-(1 << 31), 1 << 31, (200_000,), generator=random).int().view(torch.float32),
+        name,
+    )
 
 
 @pytest.mark.slow
@@ -94,7 +105,12 @@ def test_patterns_of_fp32_are_encoded_as_in_ml_dtypes(name: str) -> None:
 def test_many_patterns_of_fp32_are_encoded_as_in_ml_dtypes(name: str) -> None:
     random = torch.Generator().manual_seed(4)
     for _ in range(10):
-        assert_codes(torch.randint(-(1 << 31), 1 << 31, (1_000_000,), generator=random).int().view(torch.float32), name)
+        assert_codes(
+            torch.randint(-(1 << 31), 1 << 31, (1_000_000,), generator=random)
+            .int()
+            .view(torch.float32),
+            name,
+        )
 
 
 @pytest.mark.parametrize("name", ELEMENTS)

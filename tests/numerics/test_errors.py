@@ -16,7 +16,9 @@ def pairs(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_the_bound_gives_the_mean_an_expectation_and_the_raw_one_has_none() -> None:
-    """E[0.1 |n| / |r|] grows by 0.1 * 2 / pi for each factor e of numbers; above 0.01 of the RMS it stands still."""
+    """E[0.1 |n| / |r|] grows by 0.1 * 2 / pi for each factor e of numbers; above 0.01 of the RMS it
+    stands still.
+    """
     few = [errors(*pairs(10_000, seed)) for seed in range(20)]
     many = errors(*pairs(1_000_000, 99))
     means = torch.tensor([one.mere for one in few])
@@ -32,7 +34,10 @@ def test_against_a_loop() -> None:
     out, exact = pairs(50)
     exact[3] = 0.0
     rms = math.sqrt(sum(r * r for r in exact.tolist()) / 50)
-    each = [abs(o - r) / max(abs(r), 0.01 * rms) for o, r in zip(out.tolist(), exact.tolist(), strict=True)]
+    each = [
+        abs(o - r) / max(abs(r), 0.01 * rms)
+        for o, r in zip(out.tolist(), exact.tolist(), strict=True)
+    ]
     raw = [abs(o - r) / abs(r) for o, r in zip(out.tolist(), exact.tolist(), strict=True) if r]
     found = errors(out, exact)
     assert found.mere == pytest.approx(sum(each) / 50)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sparrow.core.errors import UserError
-from sparrow.numerics import ELEMENTS, FORMATS, Format, whole
+from sparrow.numerics.elements import ELEMENTS, whole
+from sparrow.numerics.formats import FORMATS, Format
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,9 @@ def test_bits_of_formats() -> None:
 
 def test_which_values_bf16_holds() -> None:
     exact = {name for name, format in FORMATS.items() if format.is_exact_in_bf16}
-    assert exact == {name for name in FORMATS if name.startswith("mx") or name in ("bf16", "e4m3", "e5m2")}
+    assert exact == {
+        name for name in FORMATS if name.startswith("mx") or name in ("bf16", "e4m3", "e5m2")
+    }
 
 
 def test_the_page_has_a_row_of_every_format_and_its_bytes() -> None:
@@ -50,4 +53,6 @@ def test_the_page_has_a_row_of_every_format_and_its_bytes() -> None:
     for name, format in FORMATS.items():
         bits, bytes_block = (told[name][column].strip() for column in (4, 5))
         assert float(bits) == format.bits, name
-        assert bytes_block == (str(format.bytes_row(format.block)) if isinstance(format.block, int) else ""), name
+        assert bytes_block == (
+            str(format.bytes_row(format.block)) if isinstance(format.block, int) else ""
+        ), name

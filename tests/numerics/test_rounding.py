@@ -35,8 +35,16 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 @each
 def test_to_nearest_is_what_torch_does(name: str) -> None:
-    bits = torch.randint(-(1 << 31), 1 << 31, (1 << 20,), generator=torch.Generator().manual_seed(1))
-    x = torch.cat([bits.to(torch.int32).view(torch.float32), torch.randn(1 << 16), torch.randn(1 << 16) * 1e-6])
+    bits = torch.randint(
+        -(1 << 31), 1 << 31, (1 << 20,), generator=torch.Generator().manual_seed(1)
+    )
+    x = torch.cat(
+        [
+            bits.to(torch.int32).view(torch.float32),
+            torch.randn(1 << 16),
+            torch.randn(1 << 16) * 1e-6,
+        ]
+    )
     assert same(ROUND[name](x, None), x.to(TYPES[name]))
 
 
@@ -66,13 +74,17 @@ def test_others_go_to_a_neighbour(name: str) -> None:
 
 
 def test_beyond_the_largest() -> None:
-    """Stochastically finite numbers stay finite; to nearest those beyond half a step become infinite."""
+    """Stochastically finite numbers stay finite; to nearest those beyond half a step become
+    infinite.
+    """
     for u in (0, 1 << 31, MOST):
         x = torch.tensor([65504.5, 65519.0, 65520.0, 1e30, torch.inf, -65520.0, -torch.inf])
         found = to_fp16(x, torch.full(x.shape, u))
         assert found.tolist() == [65504.0] * 4 + [torch.inf, -65504.0, -torch.inf]
         most = torch.finfo(torch.bfloat16).max
-        x = torch.tensor([most, torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max, torch.inf])
+        x = torch.tensor(
+            [most, torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max, torch.inf]
+        )
         assert to_bf16(x, torch.full(x.shape, u)).tolist() == [most, most, -most, torch.inf]
     x = torch.tensor([65504.5, 65519.0, 65520.0, -65520.0])
     assert to_fp16(x, None).tolist() == [65504.0, 65504.0, torch.inf, -torch.inf]
@@ -99,18 +111,28 @@ def test_whole_numbers() -> None:
         assert abs(z) < 5
 
 
-# -- the random numbers ---------------------------------------------------------------------------------------------
+# -- the random numbers ----------------------------------------------------------------------------
 
 
 def numbers(**place: Any) -> Tensor:
     """Those of 4096 rows and 64 columns, or of others, from 0 to 1."""
-    at: dict[str, Any] = {"key": KEY, "field": 0, "rows": torch.arange(4096), "columns": (0, 64), "n": 1, **place}
+    at: dict[str, Any] = {
+        "key": KEY,
+        "field": 0,
+        "rows": torch.arange(4096),
+        "columns": (0, 64),
+        "n": 1,
+        **place,
+    }
     return noise(at["key"], at["field"], at["rows"], at["columns"], at["n"]).double() / 2**32
 
 
 def correlation(one: Tensor, other: Tensor) -> float:
     """Of pairs, in standard deviations of what independent ones have."""
-    return float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]) * one.numel() ** 0.5
+    return (
+        float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])
+        * one.numel() ** 0.5
+    )
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -149,7 +171,11 @@ def test_numbers_along_an_axis_do_not_correlate(axis: str) -> None:
 
 @pytest.mark.parametrize(
     "place",
-    [{}, {"columns": (0, 1), "rows": torch.arange(1 << 18)}, {"rows": torch.full((4096,), 9), "n": torch.arange(4096)}],
+    [
+        {},
+        {"columns": (0, 1), "rows": torch.arange(1 << 18)},
+        {"rows": torch.full((4096,), 9), "n": torch.arange(4096)},
+    ],
 )
 def test_numbers_are_uniform(place: dict[str, Any]) -> None:
     """Each byte of them, by a chi-square test."""
@@ -164,6 +190,8 @@ def test_numbers_are_uniform(place: dict[str, Any]) -> None:
 def test_a_number_depends_on_its_place_alone() -> None:
     whole = noise(KEY, 2, torch.arange(100), (0, 40), 7)
     assert torch.equal(noise(KEY, 2, torch.arange(30, 50), (8, 24), 7), whole[30:50, 8:24])
-    assert torch.equal(noise(KEY, 2, torch.tensor([99, 3]), (0, 40), torch.tensor([7, 7])), whole[[99, 3]])
+    assert torch.equal(
+        noise(KEY, 2, torch.tensor([99, 3]), (0, 40), torch.tensor([7, 7])), whole[[99, 3]]
+    )
     assert int(whole.min()) >= 0
     assert int(whole.max()) <= MOST

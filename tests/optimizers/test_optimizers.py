@@ -11,7 +11,12 @@ from sparrow.core.config import Family
 from sparrow.optimizers import OptimizerConfig, adagrad, adam, sgd
 
 FAMILY = Family("sparrow.optimizers")
-OPTIMIZERS = [adam.Config(lr=0.1), adagrad.Config(lr=0.5), sgd.Config(lr=0.2), sgd.Config(lr=0.1, momentum=0.5)]
+OPTIMIZERS = [
+    adam.Config(lr=0.1),
+    adagrad.Config(lr=0.5),
+    sgd.Config(lr=0.2),
+    sgd.Config(lr=0.1, momentum=0.5),
+]
 
 
 def test_every_optimizer_has_a_row() -> None:

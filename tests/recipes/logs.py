@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparrow import data
+from sparrow.apps.generate import generate
 from sparrow.features.schema import Schema
 from sparrow.trained.run import Run
 
@@ -40,7 +41,7 @@ def prepared(log: str, folder: Path, rows: int = 4000) -> Path:
 
 
 def _demo(folder: Path, rows: int, random: np.random.Generator) -> Path:
-    return data.generate(folder / "demo.parquet", rows=rows, users=300, items=200).out
+    return generate(folder / "demo.parquet", rows=rows, users=300, items=200).out
 
 
 def _census(folder: Path, rows: int, random: np.random.Generator) -> Path:
@@ -64,7 +65,10 @@ def _criteo(folder: Path, rows: int, random: np.random.Generator) -> Path:
     path = folder / "criteo.tsv"
     with path.open("w") as out:
         for row in range(rows):
-            cells = [*map(str, counts[row]), *(f"{0x9E3779B1 * (i + 1) % (1 << 32):08x}" for i in ids[row].tolist())]
+            cells = [
+                *map(str, counts[row]),
+                *(f"{0x9E3779B1 * (i + 1) % (1 << 32):08x}" for i in ids[row].tolist()),
+            ]
             kept = (cell if kept else "" for cell, kept in zip(cells, there[row], strict=True))
             out.write("\t".join([str(int(label[row])), *kept]) + "\n")
     return path
@@ -87,7 +91,10 @@ def _globo(folder: Path, rows: int, random: np.random.Generator) -> Path:
     session = request // 2
 
     def lists(least: int) -> pa.Array:
-        found = [random.integers(1, 300, random.integers(least, 6)).astype(np.int32) for _ in range(requests)]
+        found = [
+            random.integers(1, 300, random.integers(least, 6)).astype(np.int32)
+            for _ in range(requests)
+        ]
         return pa.array([found[i] for i in request], pa.list_(pa.int32()))
 
     article = random.integers(1, 300, len(request)).astype(np.int32)
@@ -95,7 +102,9 @@ def _globo(folder: Path, rows: int, random: np.random.Generator) -> Path:
         "request_id": request,
         "session_id": session,
         "ts": 1_506_826_800_000 + request * (DAY_MS // requests),
-        "label": (random.random(len(request)) < np.where(article % 3 == 0, 0.4, 0.1)).astype(np.int8),
+        "label": (
+            (random.random(len(request)) < np.where(article % 3 == 0, 0.4, 0.1)).astype(np.int8)
+        ),
         "article": article,
         "article_clicks_1h": random.geometric(0.05, len(request)).astype(np.float32),
         "article_age_h": random.exponential(20, len(request)).astype(np.float32),
@@ -103,7 +112,14 @@ def _globo(folder: Path, rows: int, random: np.random.Generator) -> Path:
         "session_clicks": lists(1),
         "user_history": lists(0),
     }
-    for name, values in (("environment", 4), ("device", 5), ("os", 8), ("country", 9), ("region", 20), ("referrer", 7)):
+    for name, values in (
+        ("environment", 4),
+        ("device", 5),
+        ("os", 8),
+        ("country", 9),
+        ("region", 20),
+        ("referrer", 7),
+    ):
         table[name] = (random.integers(0, values, session.max() + 1)[session]).astype(np.int32)
     table["hour"] = (request * 24 // requests).astype(np.int8)
     path = folder / "requests.parquet"

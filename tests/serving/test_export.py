@@ -21,9 +21,9 @@ from sparrow.features.schema import missing_of
 from sparrow.kernels.formats import bf16, fp16, fp32, int8, split_bf16
 from sparrow.kernels.rules import sgd
 from sparrow.metrics import evaluate
-from sparrow.serving import load
+from sparrow.serving import Scorer, load
 from sparrow.serving.export import _check_finite, _rows, export
-from sparrow.serving.kept import ROWS
+from sparrow.serving.golden_rows import ROWS
 from sparrow.serving.scorer import CHECK, IDS
 from sparrow.trained.run import Loop
 from sparrow.trained.scorer import restore
@@ -45,10 +45,16 @@ def model(run_dir: Path, log: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def test_the_same_run_makes_the_same_folder(run_dir: Path, model: Path, log: Path, tmp_path: Path) -> None:
+def test_the_same_run_makes_the_same_folder(
+    run_dir: Path, model: Path, log: Path, tmp_path: Path
+) -> None:
     """Wherever it is, and whenever: no path and no time is in it."""
     shutil.copytree(run_dir, tmp_path / "elsewhere")
     export(tmp_path / "elsewhere", tmp_path / "again", [log])
@@ -58,7 +64,9 @@ def test_the_same_run_makes_the_same_folder(run_dir: Path, model: Path, log: Pat
 
 
 def test_rows_that_are_kept_are_telling(model: Path) -> None:
-    """A missing value of every column, an unknown id, an empty list and a long one are among them."""
+    """A missing value of every column, an unknown id, an empty list and a long one are among
+    them.
+    """
     kept, schema = pq.read_table(model / CHECK), load(model).schema
     assert kept.num_rows == ROWS
     for name in (*schema.dense, *schema.sparse):
@@ -88,36 +96,77 @@ def test_made_rows_are_no_persons(run_dir: Path, model: Path, log: Path, tmp_pat
 
 
 def test_the_card_says_what_the_model_is(run_dir: Path, model: Path, prepared: Path) -> None:
-    card, found, dataset = json.loads((model / "card.json").read_text()), restore(run_dir), data.open(prepared)
+    card, found, dataset = (
+        json.loads((model / "card.json").read_text()),
+        restore(run_dir),
+        data.open(prepared),
+    )
     for split in ("valid", "test"):
         expected = evaluate(found.scores, dataset.loader(500, split=split))
         told = card["metrics"][split]["labels"]["label"]
         for name in ("auc", "gauc", "ne", "calibration"):
-            assert told[name]["value"] == pytest.approx(expected[name], rel=1e-6) and told[name]["error"] > 0
+            assert (
+                told[name]["value"] == pytest.approx(expected[name], rel=1e-6)
+                and told[name]["error"] > 0
+            )
     training = card["training"]
     assert training["rows"] == sum(training["scores"]["label"]) == dataset.rows()
     for name, (unknown, ids) in dataset.manifest["unknown_ids"]["train"].items():
         if found.schema.columns[name].kind == "list":
             assert training["features"][name]["unknown"] == pytest.approx(unknown / ids)
-    raw = pq.read_table(prepared / "train" / "part-00000.parquet") if (prepared / "train").is_dir() else None
+    raw = (
+        pq.read_table(prepared / "train" / "part-00000.parquet")
+        if (prepared / "train").is_dir()
+        else None
+    )
     assert raw is not None
     shares = {name: training["features"][name]["missing"] for name in found.schema.dense}
     assert 0 < shares["num_0"] == pytest.approx(np.mean(raw["num_0:missing"].to_numpy()))
 
 
-def test_the_command(run_dir: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    run_dir: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "model"
     assert main(["export", str(run_dir), str(out), "--log", str(log)]) == 0
     said = capsys.readouterr().out
     assert (
         "tables" in said
-        and f"{sum(map(len, contents(out).values())) - (out / 'manifest.json').stat().st_size:,}" in said
+        and f"{sum(map(len, contents(out).values())) - (out / 'manifest.json').stat().st_size:,}"
+        in said
     )
     assert main(["export", str(run_dir), str(out), "--log", str(log)]) == 2
     assert "model: exists; choose another name" in capsys.readouterr().err
-    assert main(["export", str(run_dir), str(tmp_path / "other"), "--log", str(tmp_path / "no.parquet")]) == 2
+    assert (
+        main(
+            ["export", str(run_dir), str(tmp_path / "other"), "--log", str(tmp_path / "no.parquet")]
+        )
+        == 2
+    )
     assert main(["export", str(tmp_path), str(tmp_path / "other"), "--log", str(log)]) == 2
     assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_appears_after_its_own_check(
+    run_dir: Path, model: Path, log: Path, tmp_path: Path
+) -> None:
+    """Nothing is left of one that fails, the error names the folder that was asked for, and the
+    name is free.
+    """
+
+    def check(scorer: Scorer) -> None:
+        if scorer.folder.path != model:
+            raise UserError(f"{scorer.folder.path / CHECK}: another score")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scorer, "check", check)
+        for name, base in (("model", []), ("delta", [model])):
+            with pytest.raises(UserError, match=rf"^{tmp_path / name / CHECK}: another score$"):
+                export(run_dir, tmp_path / name, [log], base=base)
+    assert not list(tmp_path.iterdir())
+    folder = export(run_dir, tmp_path / "model", [log])
+    assert folder.path == tmp_path / "model" and all(Path(path).exists() for path in folder.checked)
+    assert folder == load(tmp_path / "model").folder
 
 
 def test_logs_that_cannot_be_used_are_told(run_dir: Path, log: Path, tmp_path: Path) -> None:
@@ -131,10 +180,14 @@ def test_logs_that_cannot_be_used_are_told(run_dir: Path, log: Path, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("format", [fp32.Config(), bf16.Config(), fp16.Config(), int8.Config(), split_bf16.Config()])
+@pytest.mark.parametrize(
+    "format", [fp32.Config(), bf16.Config(), fp16.Config(), int8.Config(), split_bf16.Config()]
+)
 def test_a_row_that_is_not_finite_is_told(run_dir: Path, format: Any) -> None:
     """And not one of large numbers, whose sum is infinite."""
-    component = Component(name="t", rows=500, dim=8, format=format, rule=sgd.Config(), init_scale=0.1)
+    component = Component(
+        name="t", rows=500, dim=8, format=format, rule=sgd.Config(), init_scale=0.1
+    )
     record, found = RowRecords(component, 0), restore(run_dir)
     large = 6e4 if isinstance(format, fp16.Config) else 1e38
     record.begin_with(torch.arange(500), torch.full((500, 8), large))
@@ -153,7 +206,9 @@ def test_a_row_that_is_not_finite_is_told(run_dir: Path, format: Any) -> None:
 
 @pytest.mark.parametrize("is_text", [True, False])
 def test_parts_of_a_time(tmp_path: Path, is_text: bool) -> None:
-    """As `prepare` infers them of three weeks. A row without the time has neither, and is scored all the same."""
+    """As `prepare` infers them of three weeks. A row without the time has neither, and is scored
+    all the same.
+    """
     seconds = np.arange(2000) * 900 + 1_700_000_000
     texts = [datetime.fromtimestamp(s, UTC).strftime("%Y-%m-%d %H:%M:%S") for s in seconds.tolist()]
     random = np.random.default_rng(0)
@@ -161,7 +216,9 @@ def test_parts_of_a_time(tmp_path: Path, is_text: bool) -> None:
         {
             "ts": texts if is_text else seconds,
             "item": [f"i{i}" for i in random.integers(0, 20, 2000)],
-            "click": (random.random(2000) < np.where(seconds // 3600 % 24 < 12, 0.7, 0.2)).astype(int),
+            "click": (
+                (random.random(2000) < np.where(seconds // 3600 % 24 < 12, 0.7, 0.2)).astype(int)
+            ),
         }
     )
     pq.write_table(made, tmp_path / "log.parquet")

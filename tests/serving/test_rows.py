@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core import UserError
-from sparrow.embeddings.stores import LeveledRows
+from sparrow.embeddings.stores.mapped import LeveledRows
 from sparrow.serving import rows as module
 from sparrow.serving.rows import ROW, changed_rows, tensors_of, write_rows
 
@@ -63,14 +63,23 @@ def test_a_row_has_changed_if_a_byte_of_it_has(block: int) -> None:
     assert changed_rows(LeveledRows(fields=old), LeveledRows(fields=new)).tolist() == [0, 8, 12, 29]
     assert changed_rows(LeveledRows(fields=old), LeveledRows(fields=old)).tolist() == []
     grown = {name: torch.cat([of, of[:2]]) for name, of in new.items()}
-    assert changed_rows(LeveledRows(fields=old), LeveledRows(fields=grown)).tolist() == [0, 8, 12, 29, 30, 31]
+    assert changed_rows(LeveledRows(fields=old), LeveledRows(fields=grown)).tolist() == [
+        0,
+        8,
+        12,
+        29,
+        30,
+        31,
+    ]
 
 
 def test_rows_of_several_deltas_are_merged(block: int, tmp_path: Path) -> None:
     """Later ones win, rows are added, and nothing that was given changes."""
     states, chain = [records(0)], []
     chain.append(LeveledRows(fields=states[0]))
-    for seed, (rows, changed) in enumerate([(30, [2, 5, 29]), (33, [5, 6]), (33, []), (35, [2, 31])], 1):
+    for seed, (rows, changed) in enumerate(
+        [(30, [2, 5, 29]), (33, [5, 6]), (33, []), (35, [2, 31])], 1
+    ):
         other = records(seed, rows)
         new = {name: torch.cat([of, other[name][len(of) :]]) for name, of in states[-1].items()}
         for name, of in new.items():
@@ -85,7 +94,10 @@ def test_rows_of_several_deltas_are_merged(block: int, tmp_path: Path) -> None:
         states.append(new)
     for state, rows in zip(states, chain, strict=True):
         assert rows.count == len(state["id"]) and written(rows) == safetensors.torch.save(state)
-        assert all(torch.equal(rows.read(name, torch.tensor([29, 2])), of[[29, 2]]) for name, of in state.items())
+        assert all(
+            torch.equal(rows.read(name, torch.tensor([29, 2])), of[[29, 2]])
+            for name, of in state.items()
+        )
     assert chain[3] is chain[2]
     assert chain[-1].rows_U.tolist() == [2, 5, 6, 29, 30, 31, 32, 33, 34]
 
@@ -97,7 +109,11 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 def test_what_a_mapped_file_is(tmp_path: Path) -> None:
     """Tensors of all kinds, empty ones too; writing to them changes no file."""
-    fields = records(3) | {"none": torch.empty(0, 3), "one": torch.tensor(2.5), "is": torch.tensor([True, False])}
+    fields = records(3) | {
+        "none": torch.empty(0, 3),
+        "one": torch.tensor(2.5),
+        "is": torch.tensor([True, False]),
+    }
     fields["fp8"] = torch.arange(5.0).to(torch.float8_e4m3fn)
     path = tmp_path / "rows.safetensors"
     safetensors.torch.save_file(fields, path, metadata={"a": "b"})
@@ -113,7 +129,9 @@ def test_what_a_mapped_file_is(tmp_path: Path) -> None:
 def test_a_file_larger_than_memory_is_mapped(tmp_path: Path) -> None:
     """Linux refuses to map more than all of its memory where pages might be copied."""
     count = 3 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    header = json.dumps({"x": {"dtype": "U8", "shape": [count], "data_offsets": [0, count]}}).encode()
+    header = json.dumps(
+        {"x": {"dtype": "U8", "shape": [count], "data_offsets": [0, count]}}
+    ).encode()
     header += b" " * (-len(header) % 8)
     path = tmp_path / "rows.safetensors"
     with open(path, "wb") as file:

@@ -8,8 +8,8 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.core.config import write_toml
-from sparrow.layers import Precision
-from sparrow.layers.recipe import Recipe
+from sparrow.extensions.low_precision.recipe import Recipe
+from sparrow.layers.precision import Precision
 from sparrow.models import dlrm
 from sparrow.optimizers import adam
 from sparrow.trained.run import Run, Schedule
@@ -52,13 +52,20 @@ def test_impossible_runs(tmp_path: Path, change: dict[str, Any], says: str) -> N
 def test_configs_read_back_to_the_last_bit(tmp_path: Path) -> None:
     pick = random.Random(0)
     for _ in range(20):
-        run = small_run(Path("p"), Path("r"), seed=pick.randrange(99), dense=adam.Config(lr=pick.random() * 1e-3))
+        run = small_run(
+            Path("p"),
+            Path("r"),
+            seed=pick.randrange(99),
+            dense=adam.Config(lr=pick.random() * 1e-3),
+        )
         run.save(tmp_path / "run.toml")
         assert Run.load(tmp_path / "run.toml") == run
 
 
 def test_a_run_of_defaults(prepared: Path, tmp_path: Path) -> None:
-    run = Run.of(prepared, {"run_dir": str(tmp_path / "run"), "log.tensorboard": False, "loop.max_steps": 2})
+    run = Run.of(
+        prepared, {"run_dir": str(tmp_path / "run"), "log.tensorboard": False, "loop.max_steps": 2}
+    )
     train(run)
     chosen = Run.load(tmp_path / "run" / "run.toml")
     assert chosen.data.batch_size == 64
@@ -67,15 +74,31 @@ def test_a_run_of_defaults(prepared: Path, tmp_path: Path) -> None:
 
 def test_a_bare_word_names_a_member(tmp_path: Path) -> None:
     """Of every family, on the command line and in a file."""
-    run = Run.of("log", {"model": "dlrm", "model.dim": 8, "precision": "mxfp8", "tables.rule": "adam", "dense": "sgd"})
-    same = {"model.name": "dlrm", "model.dim": 8, "precision.name": "mxfp8", "tables.rule.name": "adam"}
+    run = Run.of(
+        "log",
+        {
+            "model": "dlrm",
+            "model.dim": 8,
+            "precision": "mxfp8",
+            "tables.rule": "adam",
+            "dense": "sgd",
+        },
+    )
+    same = {
+        "model.name": "dlrm",
+        "model.dim": 8,
+        "precision.name": "mxfp8",
+        "tables.rule.name": "adam",
+    }
     assert run == Run.of("log", {**same, "dense.name": "sgd"})
     file = tmp_path / "run.toml"
     file.write_text('run_dir = "r"\nmodel = "dlrm"\nprecision = "bf16"\n[data]\npath = "log"\n')
     assert Run.load(file).precision == Precision("bf16")
     assert Run.load(file, {"precision": "mx4", "model.name": "fm"}).precision == Precision("mx4")
     split = Run.load(file, {"precision.weights": "split", "model.dim": 3})
-    assert split.precision == Precision("bf16", weights="split") and split.model == dlrm.Config(dim=3)
+    assert split.precision == Precision("bf16", weights="split") and split.model == dlrm.Config(
+        dim=3
+    )
     split.save(tmp_path / "saved.toml")
     assert Run.load(tmp_path / "saved.toml") == split
     with pytest.raises(UserError, match=r"model.name: there is no 'dlmr'; did you mean 'dlrm'"):
@@ -95,5 +118,6 @@ def test_a_recipe_file_is_named_from_the_run_file_or_the_command_line(
     assert Run.load(tmp_path / "saved.toml").precision == want
     monkeypatch.chdir(tmp_path)
     assert Run.of("log", {"precision": "runs/mine.toml"}).precision == want
-    for name in ("bf16", "fp32"):  # the same name too stands for all sites: else a run would seem to go on in it
+    # the same name too stands for all sites: else a run would seem to go on in it
+    for name in ("bf16", "fp32"):
         assert Run.load(tmp_path / "saved.toml", {"precision": name}).precision == Precision(name)

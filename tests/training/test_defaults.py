@@ -19,7 +19,9 @@ def sized(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def say(train: int, valid: int) -> Path:
         opened = module.data.open(prepared)
         manifest = {**opened.manifest, "rows": {"train": train, "valid": valid, "test": 0}}
-        monkeypatch.setattr(module.data, "open", lambda path: type(opened)(opened.path, opened.schema, manifest))
+        monkeypatch.setattr(
+            module.data, "open", lambda path: type(opened)(opened.path, opened.schema, manifest)
+        )
         return prepared
 
     return say
@@ -36,13 +38,16 @@ def test_what_a_person_says_counts(sized: Any) -> None:
     assert defaults(small, {"model.name": "dcnv2"}) == {"model.name": "dcnv2"}
     assert defaults(small, {"loop.epochs": 2}) == {**SMALL, "loop.epochs": 2}
     other = defaults(small, {"tables.rule.name": "sgd"})
-    assert other["tables.rule.name"] == "sgd" and "tables.rule.lr" not in other  # a rate of another rule
+    # a rate of another rule
+    assert other["tables.rule.name"] == "sgd" and "tables.rule.lr" not in other
     run = Run.of(small, defaults(small, {"model.dim": 8}))
     assert (run.model.dim, run.loop.patience, json.dumps(SMALL)) == (8, 2, json.dumps(SMALL))
 
 
 def test_a_run_goes_on_with_its_model(sized: Any, tmp_path: Path) -> None:
-    """Of the day before, and its optimizers. A log that has grown too large for a blend does not change it."""
+    """Of the day before, and its optimizers. A log that has grown too large for a blend does not
+    change it.
+    """
     for name, small in (("blend", SMALL), ("dlrm", {})):
         (tmp_path / name).mkdir()
         rest = '[tables.rule]\nname = "sgd"\nlr = 0.5\n[loop]\nepochs = 7\n'
@@ -52,9 +57,14 @@ def test_a_run_goes_on_with_its_model(sized: Any, tmp_path: Path) -> None:
         for rows in (1000, SMALL_ROWS + 1):
             assert defaults(sized(rows, 100), given) == {**small, **its, **given}
         alone = {"data.batch_size": 256, **its} if name == "blend" else its
-        assert defaults(sized(1000, 0), given) == {**alone, **given}  # nothing would say when to stop
+        # nothing would say when to stop
+        assert defaults(sized(1000, 0), given) == {**alone, **given}
     given |= {"model.name": "dcnv2"}
-    assert defaults(sized(1000, 100), given) == {"tables.rule.name": "sgd", "tables.rule.lr": 0.5, **given}
+    assert defaults(sized(1000, 100), given) == {
+        "tables.rule.name": "sgd",
+        "tables.rule.lr": 0.5,
+        **given,
+    }
     given = {"init_from": str(tmp_path / "none")}  # training says what is wrong
     assert defaults(sized(1000, 100), given) == {**SMALL, **given}
 

@@ -1,4 +1,6 @@
-"""Ids that training takes for unknown: which, how many, the same in every setting, and what they are good for."""
+"""Ids that training takes for unknown: which, how many, the same in every setting, and what they
+are good for.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ SCHEMA = Schema(
         "user": Column(kind="categorical", table="user"),
         "hashed": Column(kind="categorical", table="hashed"),
     },
-    encodings={"item": Encoding(kind="vocabulary"), "user": Encoding(kind="range"), "hashed": Encoding(kind="hash")},
+    encodings={
+        "item": Encoding(kind="vocabulary"),
+        "user": Encoding(kind="range"),
+        "hashed": Encoding(kind="hash"),
+    },
 )
 
 
@@ -40,7 +46,10 @@ def batch_of(rows: int, seed: int = 0) -> Batch:
         name: random.integers(0, 40, (rows, 1)).tolist() for name in ("item", "user", "hashed")
     }
     ids["history"] = [random.integers(0, 40, random.integers(0, 5)).tolist() for _ in range(rows)]
-    return Batch(dense_BC=torch.zeros(rows, 0), ids=KeyedJagged.from_lists({name: ids[name] for name in SCHEMA.sparse}))
+    return Batch(
+        dense_BC=torch.zeros(rows, 0),
+        ids=KeyedJagged.from_lists({name: ids[name] for name in SCHEMA.sparse}),
+    )
 
 
 def dropped(before: Batch, after: Batch, name: str) -> set[int]:
@@ -66,9 +75,16 @@ def test_an_id_is_dropped_from_the_whole_batch_or_not_at_all() -> None:
         assert abs(rate - share) < 5 * (share * (1 - share) / 38 / 300) ** 0.5
     assert len({frozenset(items) for items, _ in found}) == 300  # another draw for each batch,
     assert dropped(batch, drop(batch, 1, 7), "item") != found[7][0]  # for each epoch,
-    assert dropped(batch, Dropout(SCHEMA, {"item": 0.3}, seed=4)(batch, 0, 7), "item") != found[7][0]  # and seed
-    assert dropped(batch, Dropout(SCHEMA, {"item": 0.3}, seed=3)(batch, 0, 7), "item") == found[7][0]
-    assert dropped(batch, Dropout(SCHEMA, {"item": 1.0}, seed=3)(batch, 0, 7), "item") == set(range(2, 40))
+    # and seed
+    assert (
+        dropped(batch, Dropout(SCHEMA, {"item": 0.3}, seed=4)(batch, 0, 7), "item") != found[7][0]
+    )
+    assert (
+        dropped(batch, Dropout(SCHEMA, {"item": 0.3}, seed=3)(batch, 0, 7), "item") == found[7][0]
+    )
+    assert dropped(batch, Dropout(SCHEMA, {"item": 1.0}, seed=3)(batch, 0, 7), "item") == set(
+        range(2, 40)
+    )
 
 
 def test_a_part_of_a_batch_loses_what_the_whole_loses() -> None:
@@ -77,7 +93,9 @@ def test_a_part_of_a_batch_loses_what_the_whole_loses() -> None:
     assert torch.equal(part.values_N, drop(batch, 2, 5).part(10, 20).ids.values_N)
 
 
-def test_dedup_loses_what_its_expansion_loses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dedup_loses_what_its_expansion_loses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And draws for the ids that it stores, once for a row that repeats."""
     drawn: list[int] = []
     monkeypatch.setattr(dropout, "mix", lambda x: drawn.append(len(x)) or mix(x))
@@ -91,30 +109,45 @@ def test_dedup_loses_what_its_expansion_loses(tmp_path: Path, monkeypatch: pytes
         assert one.ids.inverse_B
         drawn.clear()
         drop(one, 0, number)
-        assert sum(n for n in drawn if n > 1) == one.ids.values_N.numel() < other.ids.values_N.numel()
+        assert (
+            sum(n for n in drawn if n > 1) == one.ids.values_N.numel() < other.ids.values_N.numel()
+        )
         after, expanded = drop(one, 0, number).ids.expanded(), drop(other, 0, number).ids
         assert torch.equal(after.values_N, expanded.values_N)
         assert not torch.equal(expanded.values_N, other.ids.values_N)
 
 
 def new_ids(rows: int = 12_000) -> pa.Table:
-    """Items live for a while: later parts have others. A click depends on the item, and on a number that all show."""
+    """Items live for a while: later parts have others. A click depends on the item, and on a number
+    that all show.
+    """
     random = np.random.default_rng(0)
     item = np.arange(rows) // 100 + random.integers(0, 20, rows)
     number = random.normal(size=rows)
     logit = 2 * random.normal(size=item.max() + 1)[item] + number - 1
     label = random.random(rows) < 1 / (1 + np.exp(-logit))
-    return pa.table({"label": label.astype(np.int8), "ts": np.arange(rows), "item": item, "number": number})
+    return pa.table(
+        {"label": label.astype(np.int8), "ts": np.arange(rows), "item": item, "number": number}
+    )
 
 
 def replaced_ids(rows: int = 8_000) -> pa.Table:
-    """All items of the last fifth are new. A click depends on the item, whose number tells most of what it does."""
+    """All items of the last fifth are new. A click depends on the item, whose number tells most of
+    what it does.
+    """
     random = np.random.default_rng(0)
     item = random.integers(0, 100, rows) + 100 * (np.arange(rows) >= 0.8 * rows)
     number = random.normal(size=200)
     logit = 2 * number + random.normal(size=200) - 1
     label = random.random(rows) < 1 / (1 + np.exp(-logit[item]))
-    return pa.table({"label": label.astype(np.int8), "ts": np.arange(rows), "item": item, "number": number[item]})
+    return pa.table(
+        {
+            "label": label.astype(np.int8),
+            "ts": np.arange(rows),
+            "item": item,
+            "number": number[item],
+        }
+    )
 
 
 def prepared(folder: Path, by: str, log: pa.Table | None = None) -> Path:
@@ -153,34 +186,50 @@ def test_half_of_the_known_ids_stay(tmp_path: Path) -> None:
 def test_a_step_gets_what_is_left(tmp_path: Path) -> None:
     """The batches of a step agree on which ids that is."""
     log = prepared(tmp_path, "time", replaced_ids())
-    feed = Trainer(run_of(log, tmp_path / "run", **{"data.id_dropout": {"item": 0.3}, "loop.accumulate": 10})).feed
-    whole = Trainer(run_of(log, tmp_path / "run", **{"data.id_dropout": {}, "loop.accumulate": 10})).feed
+    feed = Trainer(
+        run_of(log, tmp_path / "run", **{"data.id_dropout": {"item": 0.3}, "loop.accumulate": 10})
+    ).feed
+    whole = Trainer(
+        run_of(log, tmp_path / "run", **{"data.id_dropout": {}, "loop.accumulate": 10})
+    ).feed
     found = []
     while micro := feed.take():
-        before, after = (torch.cat([s.batch.ids["item"].values_N for s in of]) for of in (whole.take(), micro))
+        before, after = (
+            torch.cat([s.batch.ids["item"].values_N for s in of]) for of in (whole.take(), micro)
+        )
         kept = set(after.tolist()) - {UNKNOWN}
-        assert torch.equal(after, torch.where(torch.isin(before, torch.tensor(sorted(kept))), before, UNKNOWN))
+        assert torch.equal(
+            after, torch.where(torch.isin(before, torch.tensor(sorted(kept))), before, UNKNOWN)
+        )
         found.append(1 - len(kept) / len(set(before.tolist()) - {UNKNOWN}))
     assert len(found) == 10
-    assert abs(np.mean(found) - 0.3) < 5 * (0.3 * 0.7 / 100 / 10) ** 0.5  # of 100 items in each of 10 steps
+    # of 100 items in each of 10 steps
+    assert abs(np.mean(found) - 0.3) < 5 * (0.3 * 0.7 / 100 / 10) ** 0.5
 
 
 def test_unknown_ids_are_predicted_better(tmp_path: Path) -> None:
-    """Else the item's row has learned a part of what its number tells, and the row of unknown ids has not.
+    """Else the item's row has learned a part of what its number tells, and the row of unknown ids
+    has not.
 
-    NE was 0.719 to 0.720 with and 0.756 to 0.764 without (three seeds): every row of valid has an unknown id.
+    NE was 0.719 to 0.720 with and 0.756 to 0.764 without (three seeds): every row of valid has an
+    unknown id.
     """
     log = prepared(tmp_path, "time", replaced_ids())
     for seed in (0, 1):
         with_drop, without = (
-            train(run_of(log, tmp_path / "run", seed=seed, **changes), overwrite=True)["valid"]["ne"]
+            train(run_of(log, tmp_path / "run", seed=seed, **changes), overwrite=True)["valid"][
+                "ne"
+            ]
             for changes in ({}, {"data.id_dropout": {}})
         )
         assert with_drop < without - 0.02
 
 
 def test_what_cannot_be_dropped_is_said() -> None:
-    with pytest.raises(UserError, match=r"data\.id_dropout\.hashed: no column whose table has a row for unknown ids"):
+    with pytest.raises(
+        UserError,
+        match=r"data\.id_dropout\.hashed: no column whose table has a row for unknown ids",
+    ):
         Dropout(SCHEMA, {"hashed": 0.1}, seed=0)
     with pytest.raises(UserError, match=r"id_dropout\.usr: .*did you mean 'user'"):
         Dropout(SCHEMA, {"usr": 0.1}, seed=0)
@@ -200,9 +249,15 @@ def test_groups_drawn_at_random_bring_their_own_ids(tmp_path: Path) -> None:
     }
     pq.write_table(pa.table(log), tmp_path / "log.parquet")
     columns = {
-        "label": Column(kind="label"), "session": Column(kind="session"),
-        "cookie": Column(kind="categorical", table="cookie"), "item": Column(kind="categorical", table="item"),
-    }  # fmt: skip
-    schema = Schema(columns=columns, encodings={"cookie": Encoding(), "item": Encoding()}, split=Split(by="ratio"))
+        "label": Column(kind="label"),
+        "session": Column(kind="session"),
+        "cookie": Column(kind="categorical", table="cookie"),
+        "item": Column(kind="categorical", table="item"),
+    }
+    schema = Schema(
+        columns=columns,
+        encodings={"cookie": Encoding(), "item": Encoding()},
+        split=Split(by="ratio"),
+    )
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
     assert default_shares(data.open(tmp_path / "prepared")) == {"cookie": 0.5}

@@ -30,7 +30,9 @@ def steps(feed: Feed, looks: int | None, epochs: int = 2) -> list[tuple[Any, ...
         while shares := feed.take():
             if looks is not None:
                 seen = [feed.peek(n) for n in range(looks + 1)]
-                assert [[id(s) for s in feed.peek(n)] for n in range(looks + 1)] == [[id(s) for s in x] for x in seen]
+                assert [[id(s) for s in feed.peek(n)] for n in range(looks + 1)] == [
+                    [id(s) for s in x] for x in seen
+                ]
             labels = [share.batch.labels_BT.flatten().tolist() for share in shares]
             found.append((labels, feed.exhausted, feed.state_dict()))
     return found

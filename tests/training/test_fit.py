@@ -11,6 +11,7 @@ import sparrow
 from sparrow import cli
 from sparrow.core import UserError
 from sparrow.features.schema import Column, Encoding, Schema, Split
+from sparrow.trained.predict import predict
 from sparrow.training.fit import Fitted
 
 QUICK = {"threads": 1, "loop.epochs": 2}
@@ -24,6 +25,11 @@ def table(log: Path) -> pa.Table:
 @pytest.fixture(scope="module")
 def reference(table: pa.Table) -> Fitted:
     return sparrow.fit(table, label="label", settings=QUICK)
+
+
+def test_one_outcome_needs_no_list(table: pa.Table) -> None:
+    fitted = sparrow.fit(table, label="label", outcomes="user", settings=QUICK)
+    assert "user: an outcome, as --outcomes says" in fitted.notes
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
@@ -78,7 +84,11 @@ def test_rows_to_score_need_no_label_and_may_be_new(table: pa.Table) -> None:
     scores = fitted.predict(some)
     # a product of another shape is rounded in another order
     np.testing.assert_allclose(scores, fitted.predict(table)[:10], rtol=1e-5)
-    users = pa.array(["never seen"] * 10) if pa.types.is_string(some["user"].type) else pa.array([10**9 + 7] * 10)
+    users = (
+        pa.array(["never seen"] * 10)
+        if pa.types.is_string(some["user"].type)
+        else pa.array([10**9 + 7] * 10)
+    )
     fitted.predict(some.set_column(some.column_names.index("user"), "user", users))
     assert fitted.predict(some.slice(0, 0)).shape == (0,)
     with pytest.raises(UserError, match="no column 'user'"):
@@ -86,7 +96,9 @@ def test_rows_to_score_need_no_label_and_may_be_new(table: pa.Table) -> None:
 
 
 def test_the_run_is_one_that_commands_take(table: pa.Table, tmp_path: Path) -> None:
-    fitted = sparrow.fit(table, run_dir=tmp_path / "run", settings={"model.name": "logistic", "loop.max_steps": 3})
+    fitted = sparrow.fit(
+        table, run_dir=tmp_path / "run", settings={"model.name": "logistic", "loop.max_steps": 3}
+    )
     assert cli.main(["evaluate", str(tmp_path / "run")]) == 0
     assert fitted.run_dir == tmp_path / "run"
     with pytest.raises(UserError, match="exists"):
@@ -105,7 +117,9 @@ def test_mistakes(table: pa.Table) -> None:
 
 def test_two_labels_give_two_columns(table: pa.Table) -> None:
     clicks = table["label"].to_numpy()
-    both = table.append_column("late", pa.array(((np.arange(6000) % 7 == 0) & (clicks == 1)).astype(int)))
+    both = table.append_column(
+        "late", pa.array(((np.arange(6000) % 7 == 0) & (clicks == 1)).astype(int))
+    )
     columns = {"label": Column(kind="label"), "late": Column(kind="label")}
     columns["user"] = Column(kind="categorical", table="user")
     given = Schema(columns=columns, encodings={"user": Encoding()})
@@ -122,9 +136,21 @@ def test_that_a_number_is_missing_can_be_the_whole_signal(model: str, lr: float)
     rng, n = np.random.default_rng(3), 8_000
     gone = rng.random(n) < 0.3
     click = rng.random(n) < np.where(gone, 0.7, 0.15)
-    x = pa.array(rng.normal(0, 1, n), mask=gone)  # a missing number used to be the mean, in the middle of all
-    columns = {"click": click.astype(int), "x": x, "whole": rng.normal(0, 1, n), "item": rng.integers(0, 5, n)}
-    settings = {"model.name": model, "data.batch_size": 64, "threads": 1, "tables.rule.lr": 0.01, "dense.lr": lr}
+    # a missing number used to be the mean, in the middle of all
+    x = pa.array(rng.normal(0, 1, n), mask=gone)
+    columns = {
+        "click": click.astype(int),
+        "x": x,
+        "whole": rng.normal(0, 1, n),
+        "item": rng.integers(0, 5, n),
+    }
+    settings = {
+        "model.name": model,
+        "data.batch_size": 64,
+        "threads": 1,
+        "tables.rule.lr": 0.01,
+        "dense.lr": lr,
+    }
     found = sparrow.fit(pa.table(columns), label="click", settings=settings)
     assert found.schema.dense == ("x", "x:missing", "whole")
     rates = np.array([0.15, 0.7])[gone.astype(int)]
@@ -132,8 +158,13 @@ def test_that_a_number_is_missing_can_be_the_whole_signal(model: str, lr: float)
     rate = click.mean()
     best /= -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
     assert found.evaluate(pa.table(columns))["ne"] < best + 0.03
-    odd = {"item": [0] * 5, "x": [0.0] * 5, "whole": [float(columns["whole"].max()), 1e3, 1e12, 0.0, None]}
-    scores = found.predict(pa.table(odd))  # 1e12 used to fail all rows, and 1,000 to score exactly 0
+    odd = {
+        "item": [0] * 5,
+        "x": [0.0] * 5,
+        "whole": [float(columns["whole"].max()), 1e3, 1e12, 0.0, None],
+    }
+    # 1e12 used to fail all rows, and 1,000 to score exactly 0
+    scores = found.predict(pa.table(odd))
     assert scores[0] == scores[1] == scores[2] > 0.001
     assert abs(scores[4] - scores[3]) < 0.02
 
@@ -153,10 +184,14 @@ def test_a_row_that_spoils_its_score_is_named() -> None:
     settings = {"threads": 1, "loop.max_steps": 5, "model.name": "dcnv2"}
     found = sparrow.fit(pa.table(log), schema=given, settings=settings)
     rows = {name: list(values[:9]) for name, values in log.items()}
-    with pytest.raises(UserError, match=r"row 4: its score and 0 others are not finite; .* plain = 1e\+30: mend it"):
+    with pytest.raises(
+        UserError, match=r"row 4: its score and 0 others are not finite; .* plain = 1e\+30: mend it"
+    ):
         found.predict(pa.table(rows | {"plain": [0.0] * 4 + [1e30] + [0.0] * 4}))
     rows["by"][7] = [1e30, 1.0]
-    with pytest.raises(UserError, match=r"row 7: .* the largest number there is the weights of tags = 1e\+30: mend"):
+    with pytest.raises(
+        UserError, match=r"row 7: .* the largest number there is the weights of tags = 1e\+30: mend"
+    ):
         found.predict(pa.table(rows))
 
 
@@ -168,7 +203,40 @@ def test_frames_with_structs_and_lists_of_candidates() -> None:
     fitted = sparrow.fit(frame, settings={"threads": 1, "loop.max_steps": 3})
     scores = fitted.predict(frame.drop_columns(["clicks"]))
     assert scores.shape == (1200,)
-    flat = {"user.name": [p["name"] for p in people for _ in range(3)], "inview": [x for each in shown for x in each]}
+    flat = {
+        "user.name": [p["name"] for p in people for _ in range(3)],
+        "inview": [x for each in shown for x in each],
+    }
     flat |= {"user.age": [p["age"] for p in people for _ in range(3)]}
     np.testing.assert_array_equal(scores, fitted.predict(pa.table(flat)))
     assert fitted.evaluate(frame)["gauc"] >= 0
+
+
+def test_ordered_categories_are_the_text_that_their_csv_has(tmp_path: Path) -> None:
+    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    random, rows = np.random.default_rng(0), 300
+    ages = pd.Series(random.integers(1, 90, rows))
+    frame = pd.DataFrame(
+        {"click": random.integers(0, 2, rows), "item": random.integers(0, 20, rows)}
+    )
+    frame["age"] = pd.cut(ages.where(ages > 5), [0, 18, 30.5, 60, 90])  # some are missing
+    frame["size"] = pd.Categorical(
+        random.choice(["S", "M", "L"], rows), ["S", "M", "L"], ordered=True
+    )
+    frame["month"] = pd.period_range("2020-01", periods=4, freq="M")[random.integers(0, 4, rows)]
+    fitted = sparrow.fit(
+        frame, settings={"threads": 1, "loop.max_steps": 3}, run_dir=tmp_path / "run"
+    )
+    assert {fitted.schema.columns[name].kind for name in ("age", "size")} == {"categorical"}
+    scores = fitted.predict(frame)
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    assert predict(tmp_path / "run", [tmp_path / "log.csv"], tmp_path / "scores.parquet") == rows
+    np.testing.assert_array_equal(
+        pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy(), scores
+    )
+    texts = pl.read_csv(tmp_path / "log.csv")
+    enums = texts.with_columns(
+        pl.col("size").cast(pl.Enum(["L", "M", "S"])), pl.col("age").cast(pl.Categorical)
+    )
+    for same in (texts, enums, enums.to_arrow()):
+        np.testing.assert_array_equal(fitted.predict(same), scores)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from sparrow.layers import Precision
+from sparrow.layers.precision import Precision
 from sparrow.models import dcnv2
 from sparrow.trained.run import Loop, Run
 from sparrow.training import Trainer, train
-from tests.runs import small_run
+from tests.runs import learn, small_run
 from tests.training.test_loop import Kill, dies_at, same, tensors
 
 pytestmark = [
@@ -42,7 +42,9 @@ def test_learns_as_on_the_cpu_and_twice_alike(prepared: Path, tmp_path: Path, na
     cpu = train(run_on(prepared, tmp_path / "cpu", name, "cpu"))
     found = [train(run_on(prepared, tmp_path / place, name)) for place in ("one", "other")]
     for metric in ("ne", "auc", "calibration"):
-        assert found[0]["valid"][metric] == pytest.approx(cpu["valid"][metric], rel=0.02 if name == "bf16" else 1e-3)
+        assert found[0]["valid"][metric] == pytest.approx(
+            cpu["valid"][metric], rel=0.02 if name == "bf16" else 1e-3
+        )
     assert found[0]["valid"] == found[1]["valid"]
     assert same(tensors(tmp_path / "one"), tensors(tmp_path / "other"))
 
@@ -74,10 +76,12 @@ def test_a_step_waits_at_most_twice(prepared: Path, tmp_path: Path, name: str, m
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                trainer._train_step(micro)
+                learn(trainer, micro)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        waits = [str(one.message) for one in seen if "synchronizing CUDA operation" in str(one.message)]
+        waits = [
+            str(one.message) for one in seen if "synchronizing CUDA operation" in str(one.message)
+        ]
         assert step < 3 or len(waits) <= most, waits
 
 
@@ -89,8 +93,17 @@ def test_two_gpus_learn_as_one(prepared: Path, tmp_path: Path, plan: str) -> Non
     run = run_on(prepared, tmp_path / "two", "deferred")
     run = dataclasses.replace(run, sharding=dataclasses.replace(run.sharding, plan=plan))
     run.save(tmp_path / "run.toml")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*command, "-m", "sparrow", "train", str(tmp_path / "run.toml")], check=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    subprocess.run(
+        [*command, "-m", "sparrow", "train", str(tmp_path / "run.toml")], check=True, timeout=300
+    )
     weights = tensors(tmp_path / "two")
     for name, value in tensors(tmp_path / "one").items():
         if name.startswith("dense."):

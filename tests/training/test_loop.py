@@ -22,13 +22,13 @@ from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
 from sparrow.embeddings import TableChoices
-from sparrow.embeddings.addressing import dynamic
 from sparrow.embeddings.spec import Cache
+from sparrow.extensions.dynamic_ids import addressing as dynamic
 from sparrow.features.schema import Column, Schema, Split
 from sparrow.kernels.formats import int8
 from sparrow.kernels.row_cache.policies import POLICIES
 from sparrow.kernels.rules import rowwise_adagrad, sgd
-from sparrow.layers import Precision
+from sparrow.layers.precision import Precision
 from sparrow.losses import binary_cross_entropy, probabilities
 from sparrow.metrics import auc, evaluate
 from sparrow.models import Offset, dcnv2, logistic
@@ -61,7 +61,10 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 
 def logged(run_dir: Path) -> list[dict[str, Any]]:
     """The run log without what no two runs share."""
-    return [{k: v for k, v in record.items() if k != "examples_per_s"} for record in runlog.read(run_dir)]
+    return [
+        {k: v for k, v in record.items() if k != "examples_per_s"}
+        for record in runlog.read(run_dir)
+    ]
 
 
 class Kill(Exception):
@@ -87,23 +90,41 @@ VARIANTS = {
         "data": {"shuffle": True},
         "loop": Loop(epochs=2, accumulate=2, clip_norm=0.5, evaluate_every=3),
     },
-    "ids dropped": {"data": {"id_dropout": {"item": 0.3, "history": 0.5}}, "loop": Loop(epochs=2, accumulate=2)},
-    "momentum": {"dense": dense_sgd.Config(lr=0.01, momentum=0.9), "tables": TableChoices(rule=sgd.Config(lr=0.1))},
+    "ids dropped": {
+        "data": {"id_dropout": {"item": 0.3, "history": 0.5}},
+        "loop": Loop(epochs=2, accumulate=2),
+    },
+    "momentum": {
+        "dense": dense_sgd.Config(lr=0.01, momentum=0.9),
+        "tables": TableChoices(rule=sgd.Config(lr=0.1)),
+    },
     "dcnv2": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,))},
-    "dropout": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,), dropout=0.3), "loop": Loop(epochs=2)},
+    "dropout": {
+        "model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,), dropout=0.3),
+        "loop": Loop(epochs=2),
+    },
     "mxfp8": {"precision": Precision("mxfp8"), "model": dcnv2.Config(dim=4, deep=(8,))},
-    "split": {"precision": Precision("bf16", weights="split"), "dense": dense_sgd.Config(lr=0.01, momentum=0.9)},
+    "split": {
+        "precision": Precision("bf16", weights="split"),
+        "dense": dense_sgd.Config(lr=0.01, momentum=0.9),
+    },
     "bf16-stochastic": {"precision": Precision(weights="bf16-stochastic"), "loop": Loop(epochs=2)},
-    "cached": {"tables": TableChoices(format=int8.Config(), cache=Cache(fraction=0.1, policy="lfu"))},
+    "cached": {
+        "tables": TableChoices(format=int8.Config(), cache=Cache(fraction=0.1, policy="lfu"))
+    },
 }
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_resumed_is_uninterrupted(prepared: Path, tmp_path: Path, name: str) -> None:
     variant = dict(VARIANTS[name])
-    changes = {"data": dataclasses.replace(small_run(prepared, tmp_path).data, **variant.pop("data", {})), **variant}
+    changes = {
+        "data": dataclasses.replace(small_run(prepared, tmp_path).data, **variant.pop("data", {})),
+        **variant,
+    }
     whole = train(small_run(prepared, tmp_path / "whole", **changes))
-    assert whole["stopped_by"] is None  # a time limit's SIGTERM ends a run in good order, and the test would go on
+    # a time limit's SIGTERM ends a run in good order, and the test would go on
+    assert whole["stopped_by"] is None
     with pytest.raises(Kill):
         train(small_run(prepared, tmp_path / "cut", **changes), listener=dies_at(6))
     assert checkpoint.latest(tmp_path / "cut" / "checkpoints") < whole["step"]
@@ -114,7 +135,9 @@ def test_resumed_is_uninterrupted(prepared: Path, tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("step", [6, 19, 38])
-def test_sigterm_writes_a_checkpoint_and_ends_well(prepared: Path, tmp_path: Path, step: int) -> None:
+def test_sigterm_writes_a_checkpoint_and_ends_well(
+    prepared: Path, tmp_path: Path, step: int
+) -> None:
     """In the middle of an epoch, at the end of one (19 steps each) and at the end of all."""
 
     def listener(event: str, values: dict[str, Any]) -> None:
@@ -132,6 +155,7 @@ def test_sigterm_writes_a_checkpoint_and_ends_well(prepared: Path, tmp_path: Pat
     assert again | {"run_dir": ""} == whole | {"run_dir": ""}
     assert logged(tmp_path / "cut") == logged(tmp_path / "whole")
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
+    assert checkpoint.latest(tmp_path / "cut" / "checkpoints", best=True) == again["best_step"]
 
 
 KILLED = """
@@ -177,13 +201,21 @@ KILLED = """
 
 @pytest.mark.multi
 @pytest.mark.parametrize(
-    "addressing",
+    ("moments", "addressing"),
     [
-        None,
-        pytest.param(dynamic.Config(rows=60, after=2, evict="lfu", half_life=500.0), id="lfu", marks=pytest.mark.slow),
+        (4, None),
+        pytest.param(10, None, marks=pytest.mark.slow),
+        pytest.param(
+            10,
+            dynamic.Config(rows=60, after=2, evict="lfu", half_life=500.0),
+            id="lfu",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path, addressing: Any) -> None:
+def test_kill_9_at_any_moment_always_resumes(
+    prepared: Path, tmp_path: Path, moments: int, addressing: Any
+) -> None:
     changes = {
         "loop": Loop(epochs=4, evaluate_every=5),
         "checkpoint": Checkpoints(every=2, keep=2),
@@ -193,20 +225,21 @@ def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path, ad
     toml = tmp_path / "run.toml"
     toml.write_text(write_toml(to_dict(small_run(prepared, tmp_path / "cut", **changes))))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(KILLED), str(toml), "10"],
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(KILLED), str(toml), str(moments)],
         capture_output=True,
         text=True,
         timeout=300,
     )
     lives = done.stdout.splitlines()
     assert lives[-1] == "ended 0", done.stdout + done.stderr
-    assert lives.count("killed") >= 8, lives  # a late timer may find the work done
+    # A late timer may find the work done.
+    assert lives.count("killed") >= moments - moments // 4, lives
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
 
 
 KILLED_EVICTING = """
     import os, signal, sys
-    from sparrow.embeddings.stores import cached
+    from sparrow.extensions.tiers.stores import cached
     from sparrow.trained.run import Run
     from sparrow.training import Trainer
 
@@ -225,7 +258,9 @@ KILLED_EVICTING = """
 
 @pytest.mark.multi
 @pytest.mark.parametrize("policy", POLICIES.names())
-def test_kill_9_amid_evictions_ends_with_the_same_bits(prepared: Path, tmp_path: Path, policy: Any) -> None:
+def test_kill_9_amid_evictions_ends_with_the_same_bits(
+    prepared: Path, tmp_path: Path, policy: Any
+) -> None:
     """Between two checkpoints, when half of the rows have left the cache."""
     cache = Cache(fraction=0.1, policy=policy, protect=1)
     changes = {"tables": TableChoices(format=int8.Config(), cache=cache)}
@@ -234,7 +269,9 @@ def test_kill_9_amid_evictions_ends_with_the_same_bits(prepared: Path, tmp_path:
     toml.write_text(write_toml(to_dict(small_run(prepared, tmp_path / "cut", **changes))))
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(KILLED_EVICTING), str(toml)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == -signal.SIGKILL and done.stdout.startswith("evicted"), done.stdout + done.stderr
+    assert done.returncode == -signal.SIGKILL and done.stdout.startswith("evicted"), (
+        done.stdout + done.stderr
+    )
     assert checkpoint.latest(tmp_path / "cut" / "checkpoints") == 4
     cut = train(small_run(prepared, tmp_path / "cut", **changes), resume=True)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
@@ -249,12 +286,16 @@ def test_progressive_validation_ends_with_the_first_epoch(prepared: Path, tmp_pa
     windows = train(small_run(prepared, tmp_path / "all", loop=Loop(epochs=3)))["progressive"]
     assert len(windows) == 5
     assert sum(w["examples"] for w in windows) == rows
-    windows = train(small_run(prepared, tmp_path / "few", loop=Loop(epochs=3, max_steps=10)))["progressive"]
+    windows = train(small_run(prepared, tmp_path / "few", loop=Loop(epochs=3, max_steps=10)))[
+        "progressive"
+    ]
     assert [w["examples"] for w in windows] == [512] * 5
 
 
 def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -> None:
-    """The figures of the first fifth, recomputed by a plain loop that scores each batch before training on it."""
+    """The figures of the first fifth, recomputed by a plain loop that scores each batch before
+    training on it.
+    """
     run = small_run(prepared, tmp_path / "run", loop=Loop(nonfinite="off"), schedule=Schedule())
     got = train(run)["progressive"]
     log = data.open(prepared)
@@ -272,17 +313,25 @@ def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -
         optimizer.step()
         optimizer.zero_grad()
     assert got[0]["examples"] == sum(map(len, labels))
-    assert got[0]["auc"] == pytest.approx(float(auc(torch.cat(scores), torch.cat(labels))), abs=2e-3)
+    assert got[0]["auc"] == pytest.approx(
+        float(auc(torch.cat(scores), torch.cat(labels))), abs=2e-3
+    )
     assert sum(w["examples"] for w in got) == log.rows("train")
 
 
 def test_the_logs_ne_is_the_first_labels_weighted_and_of_every_epoch(tmp_path: Path) -> None:
     """1 for a model that says the base rate, whatever the other label is and the rows weigh."""
     rare = [int(row % 16 == 0) for row in range(640)]
-    columns = {"rare": rare, "even": [row % 2 for row in range(640)], "x": [0.0] * 640, "w": [1 + 14 * r for r in rare]}
+    columns = {
+        "rare": rare,
+        "even": [row % 2 for row in range(640)],
+        "x": [0.0] * 640,
+        "w": [1 + 14 * r for r in rare],
+    }
     kinds: dict[str, Any] = {"rare": "label", "even": "label", "x": "numeric", "w": "weight"}
     schema = Schema(
-        columns={name: Column(kind=kind) for name, kind in kinds.items()}, split=Split(by="ratio", valid=0, test=0)
+        columns={name: Column(kind=kind) for name, kind in kinds.items()},
+        split=Split(by="ratio", valid=0, test=0),
     )
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     log = data.prepare([tmp_path / "log.parquet"], tmp_path / "log", schema=schema).out
@@ -290,7 +339,9 @@ def test_the_logs_ne_is_the_first_labels_weighted_and_of_every_epoch(tmp_path: P
     for progressive in (True, False):
         place = tmp_path / str(progressive)
         loop = Loop(progressive=progressive, epochs=2)
-        trainer = Trainer(small_run(log, place, model=logistic.Config(), loop=loop, log=Log(every=3), **still))
+        trainer = Trainer(
+            small_run(log, place, model=logistic.Config(), loop=loop, log=Log(every=3), **still)
+        )
         trainer.fit()  # it begins at the base rates
         lines = [line for line in logged(place) if line["event"] == "train"]
         assert len(lines) == 2 and [line["ne"] for line in lines] == pytest.approx([1, 1], abs=1e-3)
@@ -298,7 +349,10 @@ def test_the_logs_ne_is_the_first_labels_weighted_and_of_every_epoch(tmp_path: P
 
 def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, tmp_path: Path) -> None:
     run = small_run(
-        prepared, tmp_path / "run", tables=TableChoices(rule=rowwise_adagrad.Config(lr=0.2)), loop=Loop(epochs=4)
+        prepared,
+        tmp_path / "run",
+        tables=TableChoices(rule=rowwise_adagrad.Config(lr=0.2)),
+        loop=Loop(epochs=4),
     )
     result = train(run)["valid"]
     ((_, truth),) = data.open(prepared).baselines("valid")
@@ -311,18 +365,32 @@ def test_what_is_saved_and_said_has_judged_every_step(prepared: Path, tmp_path: 
     """Though a step's scores are judged while the next one computes."""
     loop = Loop(max_steps=4, nonfinite="off")
     run = small_run(
-        prepared, tmp_path, checkpoint=Checkpoints(every=1, keep=9), loop=loop, log=Log(every=2, tensorboard=False)
+        prepared,
+        tmp_path,
+        checkpoint=Checkpoints(every=1, keep=9),
+        loop=loop,
+        log=Log(every=2, tensorboard=False),
     )
     results = train(run)
-    assert sum(window["examples"] for window in results["progressive"]) == results["examples"] == 4 * 256
+    assert (
+        sum(window["examples"] for window in results["progressive"])
+        == results["examples"]
+        == 4 * 256
+    )
     for step in (1, 2, 3, 4):
         saved = checkpoint.load(tmp_path / "checkpoints", step)
         streams = saved.part("progressive")
-        assert sum(int(streams[f"{window}.sums"][0, 0]) for window in range(5)) == saved.state["examples"] == step * 256
+        assert (
+            sum(int(streams[f"{window}.sums"][0, 0]) for window in range(5))
+            == saved.state["examples"]
+            == step * 256
+        )
         assert int(streams["5.sums"][0, 0]) == step % 2 * 256  # since the last line of the log
 
 
-def test_what_bad_ids_changed_is_never_saved(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_bad_ids_changed_is_never_saved(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A GPU tells late that an id was outside of its table."""
     trainer = Trainer(small_run(prepared, tmp_path / "run", loop=Loop(max_steps=6)))
 
@@ -336,12 +404,15 @@ def test_what_bad_ids_changed_is_never_saved(prepared: Path, tmp_path: Path, mon
     assert trainer.step == 4 and checkpoint.latest(tmp_path / "run" / "checkpoints") is None
 
 
-def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nonfinite_step_is_left_out(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forward, calls = DLRM.forward, [0]
 
     def sometimes(self: DLRM, batch: Batch) -> torch.Tensor:
         calls[0] += 1
-        return forward(self, batch) * (float("nan") if calls[0] == 9 else 1.0)  # preflight's three, the offset's
+        # preflight's three, the offset's
+        return forward(self, batch) * (float("nan") if calls[0] == 9 else 1.0)
 
     monkeypatch.setattr(DLRM, "forward", sometimes)
     result = train(small_run(prepared, tmp_path / "skip"))
@@ -356,7 +427,10 @@ def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatc
 def test_accumulated_batches_are_one_large_batch(prepared: Path, tmp_path: Path) -> None:
     large = small_run(prepared, tmp_path / "large", data=Data(path=str(prepared), batch_size=256))
     small = small_run(
-        prepared, tmp_path / "small", data=Data(path=str(prepared), batch_size=64), loop=Loop(accumulate=4)
+        prepared,
+        tmp_path / "small",
+        data=Data(path=str(prepared), batch_size=64),
+        loop=Loop(accumulate=4),
     )
     train(dataclasses.replace(large, checkpoint=Checkpoints()))
     train(dataclasses.replace(small, checkpoint=Checkpoints()))
@@ -368,14 +442,21 @@ def test_accumulated_batches_are_one_large_batch(prepared: Path, tmp_path: Path)
 
 def test_a_model_that_diverges_is_not_called_trained(prepared: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not finite"):
-        train(small_run(prepared, tmp_path / "run", dense=adam.Config(lr=1e30), schedule=Schedule()))
+        train(
+            small_run(prepared, tmp_path / "run", dense=adam.Config(lr=1e30), schedule=Schedule())
+        )
     assert not (tmp_path / "run" / "results.json").exists()
 
 
 def test_impossible_monitors_are_refused_before_work(prepared: Path, tmp_path: Path) -> None:
     schema = data.open(prepared).schema
-    columns = {k: dataclasses.replace(c, kind="ignore") if c.kind == "group" else c for k, c in schema.columns.items()}
-    other = dataclasses.replace(schema, columns=columns, split=Split(by="ratio", valid=0.0, test=0.0))
+    columns = {
+        k: dataclasses.replace(c, kind="ignore") if c.kind == "group" else c
+        for k, c in schema.columns.items()
+    }
+    other = dataclasses.replace(
+        schema, columns=columns, split=Split(by="ratio", valid=0.0, test=0.0)
+    )
     data.prepare([prepared.parent / "log.parquet"], tmp_path / "other", schema=other)
     with pytest.raises(UserError, match="'gauc' needs a column of kind group"):
         train(small_run(tmp_path / "other", tmp_path / "run", loop=Loop(monitor="gauc")))
@@ -386,7 +467,9 @@ def test_impossible_monitors_are_refused_before_work(prepared: Path, tmp_path: P
 def test_early_stopping_keeps_the_best(prepared: Path, tmp_path: Path) -> None:
     still = {"dense": adam.Config(lr=0.0), "tables": TableChoices(rule=sgd.Config(lr=0.0))}
     loop = Loop(epochs=5, evaluate_every=3, patience=2)
-    result = train(small_run(prepared, tmp_path / "run", loop=loop, checkpoint=Checkpoints(keep=1), **still))
+    result = train(
+        small_run(prepared, tmp_path / "run", loop=loop, checkpoint=Checkpoints(keep=1), **still)
+    )
     assert (result["step"], result["best_step"]) == (9, 3)
     assert restore(tmp_path / "run").step == 3
     assert restore(tmp_path / "run", which="last").step == 9
@@ -395,35 +478,51 @@ def test_early_stopping_keeps_the_best(prepared: Path, tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_learns_what_a_cpu_learns(prepared: Path, tmp_path: Path) -> None:
-    cpu, gpu = (train(small_run(prepared, tmp_path / d, device=d, loop=Loop(epochs=2))) for d in ("cpu", "cuda"))
+    cpu, gpu = (
+        train(small_run(prepared, tmp_path / d, device=d, loop=Loop(epochs=2)))
+        for d in ("cpu", "cuda")
+    )
     assert gpu["valid"]["auc"] == pytest.approx(cpu["valid"]["auc"], abs=0.01)
     assert restore(tmp_path / "cuda", device="cpu").step == gpu["step"]
     assert restore(tmp_path / "cpu", device="cuda").step == cpu["step"]
 
 
-@pytest.mark.parametrize("units", [(False, False), (True, False), (False, True)], ids=["none", "avx512", "amx"])
+@pytest.mark.parametrize(
+    "units", [(False, False), (True, False), (False, True)], ids=["none", "avx512", "amx"]
+)
 def test_a_run_says_what_is_native(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units: tuple[bool, bool]
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    for name, has in zip(("_is_avx512_bf16_supported", "_is_amx_tile_supported"), units, strict=True):
+    for name, has in zip(
+        ("_is_avx512_bf16_supported", "_is_amx_tile_supported"), units, strict=True
+    ):
         monkeypatch.setattr(torch.cpu, name, lambda has=has: has)
     said: list[str] = []
     for precision in ("fp32", "bf16"):
-        run = small_run(prepared, tmp_path / precision, precision=Precision(precision), loop=Loop(max_steps=1))
+        run = small_run(
+            prepared, tmp_path / precision, precision=Precision(precision), loop=Loop(max_steps=1)
+        )
         Trainer(run, listener=lambda event, values: said.append(values.get("text", ""))).fit()
-        (native, other) = (["bf16"], []) if any(units) else ([], ["bf16"])
+        native, other = (["bf16"], []) if any(units) else ([], ["bf16"])
         told = {"native": native, "emulated": other, "by": ["fp32"] if other else []}
         told = told if precision == "bf16" else {key: [] for key in told}
         results = json.loads((tmp_path / precision / "results.json").read_text())
         assert results["precision"] == {"name": precision, "weights": "fp32", **told}
-    emulated = "bf16: emulated by products in fp32, so times say nothing about it; this processor has no bf16 units"
-    assert [text for text in said if "bf16" in text] == [f"precision: {'bf16: native' if any(units) else emulated}"]
+    emulated = (
+        "bf16: emulated by products in fp32, so times say nothing about it; this processor has no"
+        " bf16 units"
+    )
+    assert [text for text in said if "bf16" in text] == [
+        f"precision: {'bf16: native' if any(units) else emulated}"
+    ]
 
 
 @pytest.mark.parametrize("weight", [None, 3.0])
 def test_progressive_validation_is_of_the_whole_log(tmp_path: Path, weight: float | None) -> None:
-    """Though training leaves most negatives out: what it says lies near what it says where all are kept."""
+    """Though training leaves most negatives out: what it says lies near what it says where all are
+    kept.
+    """
     rng = np.random.default_rng(0)
     x = rng.normal(size=20_000)
     rate = 1 / (1 + np.exp(3 - x))
@@ -439,12 +538,19 @@ def test_progressive_validation_is_of_the_whole_log(tmp_path: Path, weight: floa
         split = Split(by="ratio", valid=0, test=0, negatives=kept)
         data.prepare([tmp_path / "log.parquet"], tmp_path / name, schema=schema, split=split)
         run_dir = tmp_path / f"run-{name}"
-        model = {"model.name": "logistic", "dense.lr": 0.05, "threads": 1, "run_dir": str(run_dir), "log.every": 5}
+        model = {
+            "model.name": "logistic",
+            "dense.lr": 0.05,
+            "threads": 1,
+            "run_dir": str(run_dir),
+            "log.every": 5,
+        }
         fifths = train(Run.of(tmp_path / name, {**model, "data.batch_size": 100}))["progressive"]
         line = [record for record in runlog.read(run_dir) if record["event"] == "train"][-1]
         logged.append(({name: sum(f[name] for f in fifths[1:]) / 4 for name in fifths[0]}, line))
     (whole, _), (sampled, line) = logged
-    near_of = {"base_rate": 0.005, "logloss": 0.02, "ne": 0.04, "calibration": 0.1}  # rows in another order, by chance
+    # rows in another order, by chance
+    near_of = {"base_rate": 0.005, "logloss": 0.02, "ne": 0.04, "calibration": 0.1}
     for name, near in near_of.items():
         assert sampled[name] == pytest.approx(whole[name], abs=near), name
     assert line["logloss"] == pytest.approx(whole["logloss"], abs=0.1)
@@ -453,16 +559,24 @@ def test_progressive_validation_is_of_the_whole_log(tmp_path: Path, weight: floa
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of torch
-@pytest.mark.parametrize("name", ["fp32", "mxfp8"])
+@pytest.mark.parametrize("name", ["fp32", "bf16", "mxfp8", "fp8-rowwise"])
 def test_compiled_is_close_to_plain(prepared: Path, tmp_path: Path, name: str) -> None:
-    settings: dict[str, Any] = {"loop": Loop(max_steps=6), "precision": Precision(name)}
-    if name == "mxfp8":
+    """What stands between products is rounded to bf16 in both: a sum in another order moves few
+    numbers.
+    """
+    settings: dict[str, Any] = {"loop": Loop(max_steps=10), "precision": Precision(name)}
+    if name != "fp32":
         settings["model"] = dcnv2.Config(dim=4, deep=(8,))
     plain = train(small_run(prepared, tmp_path / "plain", **settings))
     compiled = train(small_run(prepared, tmp_path / "compiled", compile=True, **settings))
-    near = 1e-4 if name == "fp32" else 1e-3  # another order of a sum may move a number to the next code
-    assert compiled["valid"]["logloss"] == pytest.approx(plain["valid"]["logloss"], rel=near)
-    restore(tmp_path / "compiled")
+    assert compiled["valid"]["logloss"] == pytest.approx(plain["valid"]["logloss"], rel=1e-5)
+    ours, theirs = (
+        torch.cat(
+            [p.detach().flatten() for p in restore(tmp_path / run, which="last").model.parameters()]
+        )
+        for run in ("compiled", "plain")
+    )
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-4
 
 
 def test_a_run_does_not_spoil_what_is_no_run(prepared: Path, tmp_path: Path) -> None:

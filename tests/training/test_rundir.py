@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 
 from sparrow import data
-from sparrow.analysis import parts, picture
+from sparrow.analysis import picture
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.embeddings import TableChoices
+from sparrow.extensions.blend import baseline
+from sparrow.extensions.calibration import callback as calibrated
 from sparrow.features.schema import Split
 from sparrow.kernels.rules import sgd
 from sparrow.models import dlrm
 from sparrow.optimizers import sgd as dense_sgd
 from sparrow.trained.run import Loop
 from sparrow.trained.scorer import restore
-from sparrow.training import calibrated, train
+from sparrow.training import train
 from sparrow.training.rundir import RunDir
 from tests.runs import small_run
 
@@ -49,40 +51,65 @@ def test_one_training_per_directory(prepared: Path, tmp_path: Path) -> None:
     assert train(small_run(prepared, tmp_path / "run"), listener=second)["step"] == 19
 
 
-@pytest.mark.parametrize("more", [["--calibrate", "logistic"], ["--budget", "1s"]], ids=["calibrated", "search"])
+@pytest.mark.parametrize(
+    "more", [["--calibrate", "logistic"], ["--budget", "1s"]], ids=["calibrated", "search"]
+)
 def test_a_directory_is_taken_until_the_last_file_is_written(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
-    """That is the picture. Calibrators, and a regression that is fitted beside the run, come before it."""
+    """That is the picture. Calibrators, and a regression that is fitted beside the run, come before
+    it.
+    """
     found: list[str] = []
 
     def watched(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **how: Any) -> Any:
-            with pytest.raises(UserError, match="another training is running here"), RunDir(tmp_path / "run").locked():
+            with (
+                pytest.raises(UserError, match="another training is running here"),
+                RunDir(tmp_path / "run").locked(),
+            ):
                 pass
             found.append(name)
             return real(*args, **how)
 
         return call
 
-    for name, module in (("calibrate", calibrated), ("beside", parts), ("draw", picture)):
+    for name, module in (
+        ("calibrate", calibrated),
+        ("evaluate_baseline", baseline),
+        ("draw", picture),
+    ):
         monkeypatch.setattr(module, name, watched(name, getattr(module, name)))
-    flags = ["--run_dir", str(tmp_path / "run"), "--loop.max_steps", "3", "--log.tensorboard", "false"]
+    flags = [
+        "--run_dir",
+        str(tmp_path / "run"),
+        "--loop.max_steps",
+        "3",
+        "--log.tensorboard",
+        "false",
+    ]
     assert main(["train", str(prepared), "--model.name", "dlrm", *flags, *more]) == 0
-    assert found == [*(["calibrate"] if "--calibrate" in more else []), "beside", "draw"]
+    assert found == [*(["calibrate"] if "--calibrate" in more else []), "evaluate_baseline", "draw"]
     with RunDir(tmp_path / "run").locked():  # and then it is free
         pass
 
 
 def test_a_run_that_is_over_says_what_would_make_it_go_on(prepared: Path, tmp_path: Path) -> None:
     """More steps, epochs or patience, whichever ended it. With these it goes on."""
-    still: dict[str, Any] = {"tables": TableChoices(rule=sgd.Config(lr=0.0)), "dense": dense_sgd.Config(lr=0.0)}
+    still: dict[str, Any] = {
+        "tables": TableChoices(rule=sgd.Config(lr=0.0)),
+        "dense": dense_sgd.Config(lr=0.0),
+    }
     notes: list[str] = []
 
     def go(loop: Loop, resume: bool) -> dict[str, Any]:
         notes.clear()
         run = small_run(prepared, tmp_path / "run", loop=loop, **still)
-        return train(run, resume=resume, listener=lambda e, v: notes.append(v["text"]) if e == "note" else None)
+        return train(
+            run,
+            resume=resume,
+            listener=lambda e, v: notes.append(v["text"]) if e == "note" else None,
+        )
 
     short, patient = Loop(max_steps=4), Loop(epochs=3, patience=2, evaluate_every=2)
     go(short, resume=False)
@@ -95,7 +122,10 @@ def test_a_run_that_is_over_says_what_would_make_it_go_on(prepared: Path, tmp_pa
         if loop is not short:
             assert any(note.startswith("continuing from step ") for note in notes)
         assert go(loop, resume=True)["examples"] == before["examples"]
-        told = f"the run is over at step {at} of {total}, so that nothing is trained; it goes on with a larger"
+        told = (
+            f"the run is over at step {at} of {total}, so that nothing is trained; it goes on with"
+            " a larger"
+        )
         assert notes == [f"{told} --loop.{more}"]
 
 
@@ -125,6 +155,8 @@ def test_resuming_says_what_changed(prepared: Path, tmp_path: Path) -> None:
     train(small_run(prepared, tmp_path / "run"))
     notes: list[str] = []
     longer = small_run(prepared, tmp_path / "run", loop=Loop(epochs=2))
-    result = train(longer, resume=True, listener=lambda e, v: notes.append(v["text"]) if e == "note" else None)
+    result = train(
+        longer, resume=True, listener=lambda e, v: notes.append(v["text"]) if e == "note" else None
+    )
     assert notes == ["resumed with loop.epochs = 2, it was 1", "continuing from step 19 of 38"]
     assert result["examples"] == 2 * data.open(prepared).rows("train")

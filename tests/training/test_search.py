@@ -21,9 +21,15 @@ from sparrow.training import search as module
 from sparrow.training import train
 from sparrow.training.defaults import defaults
 from sparrow.training.search import search, tries
-from tests.models.blend.test_blend import log
+from tests.extensions.blend.test_model import log
 
-QUICK = {"model.name": "logistic", "loop.epochs": 1, "loop.patience": 1, "log.tensorboard": False, "log.every": 1}
+QUICK = {
+    "model.name": "logistic",
+    "loop.epochs": 1,
+    "loop.patience": 1,
+    "log.tensorboard": False,
+    "log.every": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,12 @@ def prepared_small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_a_person_gave_is_not_tried(prepared_small: Path) -> None:
     assert tries(prepared_small, {})[0] == {} and len(tries(prepared_small, {})) > 3
-    for given in ({"model.dim": 4}, {"tables.rule.lr": 0.1}, {"model.name": "dcnv2"}, {"model.cross_layers": 1}):
+    for given in (
+        {"model.dim": 4},
+        {"tables.rule.lr": 0.1},
+        {"model.name": "dcnv2"},
+        {"model.cross_layers": 1},
+    ):
         for change in tries(prepared_small, given):
             assert not change.keys() & given.keys() and "model.name" not in change
     assert any("model.name" in change for change in tries(prepared_small, {"device": "cuda"}))
@@ -50,24 +61,35 @@ def test_the_best_is_kept_and_is_what_train_makes(prepared_small: Path, tmp_path
     assert [one["changed"] for one in told] == tries(prepared_small, given) and len(told) > 1
     best = min(told, key=lambda one: one["value"])
     assert [one for one in told if one["kept"]] == [best] and results["best"]["ne"] == best["value"]
-    alone = train(Run.of(prepared_small, {**given, **best["changed"], "run_dir": str(tmp_path / "alone")}))
+    alone = train(
+        Run.of(prepared_small, {**given, **best["changed"], "run_dir": str(tmp_path / "alone")})
+    )
     assert alone["best"] == results["best"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "kept"]
-    files = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("alone", "kept")]
+    files = [
+        sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("alone", "kept")
+    ]
     assert files[0] == files[1]
     assert json.loads((tmp_path / "kept" / "results.json").read_text())["tries"] == told
     found = restore(tmp_path / "kept")
     assert found.run.run_dir == str(tmp_path / "kept") and found.step == results["best_step"]
 
 
-def test_the_time_ends_it(prepared_small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_ends_it(
+    prepared_small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first try is whole, whatever the time. One that the end comes upon is left out."""
     given = {**QUICK, "run_dir": str(tmp_path / "first")}
     assert [one["kept"] for one in search(prepared_small, given, 1e-6)["tries"]] == [True]
     clock = iter(range(10**6))
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    results = search(prepared_small, {**given, "run_dir": str(tmp_path / "second")}, 48)  # 25 steps, each a second
-    assert len(results["tries"]) == 2 and results["tries"][1]["value"] is None and results["tries"][0]["kept"]
+    # 25 steps, each a second
+    results = search(prepared_small, {**given, "run_dir": str(tmp_path / "second")}, 48)
+    assert (
+        len(results["tries"]) == 2
+        and results["tries"][1]["value"] is None
+        and results["tries"][0]["kept"]
+    )
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -82,7 +104,9 @@ def test_a_signal_ends_it(prepared_small: Path, tmp_path: Path) -> None:
     assert restore(tmp_path / "run").step == results["best_step"]
 
 
-def test_a_try_that_fails_is_left_out(prepared_small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_try_that_fails_is_left_out(
+    prepared_small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_OF_OTHERS", ({}, {"dense.lr": 1e30, "loop.nonfinite": "stop"}))
     heard: list[str] = []
     results = search(
@@ -112,12 +136,16 @@ def test_a_log_without_valid_rows(prepared_small: Path, tmp_path: Path) -> None:
         search(tmp_path / "all", {"run_dir": str(tmp_path / "run")}, 1)
 
 
-def test_the_command(prepared_small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    prepared_small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = [word for name, value in QUICK.items() for word in (f"--{name}", str(value))]
     command = ["train", str(prepared_small), "--run_dir", str(tmp_path / "run"), *flags]
     assert main([*command, "--budget", "60s"]) == 0
     told = capsys.readouterr().out
-    assert "what was tried, judged by the valid part" in told and "kept" in told and "nothing" in told
+    assert (
+        "what was tried, judged by the valid part" in told and "kept" in told and "nothing" in told
+    )
     for budget, more, says in (
         ("soon", [], "--budget soon: not a time; give one such as 60s, 10m or 2h"),
         ("-1", [], "--budget -1: not a time"),
@@ -143,23 +171,44 @@ module.search(sys.argv[1], given, 600, listener=hear)
 
 
 @pytest.mark.multi
-def test_files_on_an_ssd_of_a_search_that_was_killed_go(prepared_small: Path, tmp_path: Path) -> None:
+def test_files_on_an_ssd_of_a_search_that_was_killed_go(
+    prepared_small: Path, tmp_path: Path
+) -> None:
     """With the next search there; and those of one that an error ended go at once."""
     place, disk = tmp_path / "run", tmp_path / "disk"
-    given = QUICK | {"model.name": "dcnv2", "model.dim": 4, "model.deep": [8], "loop.max_steps": 6} | {
-        "tables.tier.name": "ssd", "ssd": str(disk), "data.batch_size": 16, "tables.tier.fraction": 0.5,
-    }  # fmt: skip
+    given = (
+        QUICK
+        | {"model.name": "dcnv2", "model.dim": 4, "model.deep": [8], "loop.max_steps": 6}
+        | {
+            "tables.tier.name": "ssd",
+            "ssd": str(disk),
+            "data.batch_size": 16,
+            "tables.tier.fraction": 0.5,
+        }
+    )
     arguments = [str(prepared_small), str(place), "1", repr(given)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     left = set(disk.rglob("*.blocks"))
     assert left and not (place / "checkpoints").exists()
     search(prepared_small, given | {"run_dir": str(place)}, 1e-6)
     kept = set(disk.rglob("*.blocks"))
-    assert kept == {Path(path) for path in checkpoint.load(place / "checkpoints").block_files} and not kept & left
+    assert (
+        kept == {Path(path) for path in checkpoint.load(place / "checkpoints").block_files}
+        and not kept & left
+    )
     assert len(list(disk.iterdir())) == 1
     with pytest.raises(UserError):
         search(
-            prepared_small, given | {"run_dir": str(tmp_path / "other"), "dense.lr": 1e30, "loop.nonfinite": "stop"}, 1
+            prepared_small,
+            given
+            | {
+                "run_dir": str(tmp_path / "other"),
+                "dense.lr": 1e30,
+                "loop.nonfinite": "stop",
+            },
+            1,
         )
     assert set(disk.rglob("*.blocks")) == kept

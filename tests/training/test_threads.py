@@ -22,7 +22,9 @@ def written(run_dir: Path) -> int:
     return Run.load(run_dir / "run.toml").threads
 
 
-def test_a_small_step_has_one_thread(prepared: Path, tmp_path: Path, threads: Callable[[int], None]) -> None:
+def test_a_small_step_has_one_thread(
+    prepared: Path, tmp_path: Path, threads: Callable[[int], None]
+) -> None:
     threads(2)
     train(small_run(prepared, tmp_path / "auto", loop=Loop(max_steps=2), threads=0))
     assert written(tmp_path / "auto") == 1
@@ -43,7 +45,9 @@ def test_a_large_step_has_all_cores_and_is_gone_on_with_alike(
     assert written(tmp_path) == 2
 
 
-def test_the_choice_is_by_size(monkeypatch: pytest.MonkeyPatch, threads: Callable[[int], None]) -> None:
+def test_the_choice_is_by_size(
+    monkeypatch: pytest.MonkeyPatch, threads: Callable[[int], None]
+) -> None:
     monkeypatch.setattr(preflight, "cores", lambda sharers=1: max(8 // sharers, 1))
 
     def needs(flop: float, step: int) -> preflight.Needs:
@@ -79,15 +83,19 @@ main()
 {show}
 """
     clean = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=clean, check=True
+    )
     one = "1" if (os.cpu_count() or 1) > 1 else "None"
     assert done.stdout.split() == ["PASSIVE", one]
     told = {**clean, "OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=told, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=told, check=True
+    )
     assert done.stdout.split() == ["ACTIVE", "3"]
 
 
-# -- what runs beside the loop -----------------------------------------------------------------------------------------
+# -- what runs beside the loop ---------------------------------------------------------------------
 
 
 def test_threads_end_with_a_run(prepared: Path, tmp_path: Path) -> None:

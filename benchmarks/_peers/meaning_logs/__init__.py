@@ -1,4 +1,6 @@
-"""Small logs of all shapes that a stranger may bring, and what a person would say that their columns mean."""
+"""Small logs of all shapes that a stranger may bring, and what a person would say that their
+columns mean.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ import zlib
 from . import shown, tables
 from .maker import Log, Maker
 
-ROWS = {"heart": 300, "census": 3000, "display_ads": 3000, "students": 3000, "drivers": 2500, "churn": 800}
+ROWS = {
+    "heart": 300,
+    "census": 3000,
+    "display_ads": 3000,
+    "students": 3000,
+    "drivers": 2500,
+    "churn": 800,
+}
 NAMES = {make.__name__: make for make in (*shown.LOGS, *tables.LOGS)}
 
 

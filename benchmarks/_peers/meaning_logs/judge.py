@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from sparrow.core.errors import UserError
+from sparrow.data.logs.read import open_log
 from sparrow.data.meaning.inference import infer
+from sparrow.features.labels import labels
 from sparrow.features.schema import Column, Schema
 
 from . import made
+from .maker import Log
+
+PLANTED = ("later_seconds", "later_bit", "later_code", "later_level")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a person says of a column, what was found, and the note that it carries (or the error that refuses it)."""
+    """What a person says of a column, what was found, and the note that it carries (or the error
+    that refuses it).
+    """
 
     log: str
     column: str
@@ -25,15 +34,15 @@ class Verdict:
 
 
 def judged(name: str, folder: Path) -> list[Verdict]:
-    """Writes the log of that name into a folder, infers its schema and returns a verdict for each column.
+    """Writes the log of that name into a folder, infers its schema and returns a verdict for each
+    column.
 
-    A log whose label is refused is tried again with the label told, and its label counts as wrong. If it is refused
-    again, all of it is wrong.
+    A log whose label is refused is tried again with the label told, and its label counts as wrong.
+    If it is refused again, all of it is wrong.
     """
     log = made(name)
     path = log.write(folder, name)
-    label = next(name for name, meant in log.meanings.items() if meant.startswith("label") and " or " not in meant)
-    meanings, told = log.meanings, {}
+    label, meanings, told = _label(log), log.meanings, {}
     try:
         schema = infer([path])
     except UserError as error:
@@ -42,7 +51,49 @@ def judged(name: str, folder: Path) -> list[Verdict]:
             schema = infer([path], label)
         except UserError as again:
             schema, told = Schema(columns={}), dict.fromkeys(meanings, str(again))
-    return [_verdict(name, column, meant, schema, told.get(column)) for column, meant in meanings.items()]
+    return [
+        _verdict(name, column, meant, schema, told.get(column))
+        for column, meant in meanings.items()
+    ]
+
+
+def alarms(name: str, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Writes the log of that name, as it is and with the columns `PLANTED`, which know its label.
+
+    They are seconds that are 0 unless the label is 1, a bit that is 1 in a fifth of the rows where
+    it is, a code that others lack, and a number that is higher by 2.5 standard deviations (an AUC
+    of 0.96).
+
+    Returns:
+        Column -> note of those that may know the outcome in the log as it is, and with the columns.
+    """
+    log = made(name)
+    label = _label(log)
+    plain = log.write(folder, f"{name}_plain")
+    schema = infer([plain], label)
+    cells = open_log([plain]).sample(len(log.columns[label]))[label].combine_chunks()
+    y_N = labels(cells, label, schema.columns[label], training=True, row0=0)
+    random = np.random.default_rng(7)
+    seconds = np.where(y_N == 1, 1 + random.exponential(30, len(y_N)).astype(int), 0)
+    bits = ((y_N == 1) & (random.random(len(y_N)) < 0.2)).astype(int)
+    codes = [
+        f"v{code}" if y else None
+        for code, y in zip(random.integers(0, 10**6, len(y_N)), y_N, strict=True)
+    ]
+    levels = np.round(2.5 * y_N + random.normal(0, 1, len(y_N)), 3)
+    planted = dict(
+        zip(PLANTED, (seconds.tolist(), bits.tolist(), codes, levels.tolist()), strict=True)
+    )
+    path = replace(log, columns={**log.columns, **planted}).write(folder, f"{name}_planted")
+    return schema.suspects, infer([path], label).suspects
+
+
+def _label(log: Log) -> str:
+    return next(
+        name
+        for name, meant in log.meanings.items()
+        if meant.startswith("label") and " or " not in meant
+    )
 
 
 def is_right(meant: str, column: Column) -> bool:
@@ -62,4 +113,11 @@ def _verdict(log: str, name: str, meant: str, schema: Schema, refused: str | Non
         return Verdict(log=log, column=name, meant=meant, found=found, note=refused, right=False)
     details = [column.format, column.positive, column.separator]
     found = " ".join([column.kind, *(repr(detail) for detail in details if detail)])
-    return Verdict(log=log, column=name, meant=meant, found=found, note=column.note, right=is_right(meant, column))
+    return Verdict(
+        log=log,
+        column=name,
+        meant=meant,
+        found=found,
+        note=column.note,
+        right=is_right(meant, column),
+    )

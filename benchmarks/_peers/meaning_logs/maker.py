@@ -1,4 +1,6 @@
-"""Draws small logs: columns with the meaning that a person would give them, and labels that depend on them."""
+"""Draws small logs: columns with the meaning that a person would give them, and labels that depend
+on them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Outcome:
-    """A column that depends on the others: the share of ones, and how zeros and ones are written."""
+    """A column that depends on the others: the share of ones, and how zeros and ones are
+    written.
+    """
 
     rate: float
     zero: Any = 0
@@ -36,9 +40,11 @@ class Scale:
 class Log:
     """A log in memory.
 
-    columns: name -> values of the rows. meanings: name -> what a person says that it is, such as "numeric", "label yes"
+    columns: name -> values of the rows. meanings: name -> what a person says that it is, such as
+    "numeric", "label yes"
     (the value that counts as 1), "time %d/%m/%Y", "list |" (what cuts it), or two kinds with "or" where a person would
-    take either. form: "csv" or "parquet". delimiter: between cells. padded: a blank follows each delimiter.
+    take either. form: "csv" or "parquet". delimiter: between cells. padded: a blank follows each
+    delimiter.
     """
 
     columns: dict[str, Any]
@@ -85,7 +91,9 @@ class Maker:
         self._logit_N = np.zeros(rows)
 
     def ids(self, of: int | Sequence[Any], effect: float = 0.7, first: int = 1) -> Array:
-        """Returns ids of names or of first, first + 1, ...; some are more popular. Each has an effect of its own."""
+        """Returns ids of names or of first, first + 1, ...; some are more popular. Each has an
+        effect of its own.
+        """
         values = np.arange(first, first + of) if isinstance(of, int) else np.array(of)
         values = self.random.permutation(values)
         share = 1 / np.arange(1, len(values) + 1) ** 0.6
@@ -95,7 +103,9 @@ class Maker:
 
     def codes(self, count: int, low: int, high: int, effect: float = 0.7) -> Array:
         """Returns ids as `ids`, so many of whole numbers from low to high."""
-        return self.ids((low + self.random.choice(high - low, count, replace=False)).tolist(), effect)
+        return self.ids(
+            (low + self.random.choice(high - low, count, replace=False)).tolist(), effect
+        )
 
     def hexes(self, count: int, digits: int, effect: float = 0.7) -> Array:
         """Returns ids as `ids`, hexadecimal numbers of so many digits."""
@@ -114,16 +124,22 @@ class Maker:
 
     def counts(self, mean: float, least: int = 0, slope: float = 0.4) -> Array:
         """Returns whole numbers with many small ones and few large ones, with a trend."""
-        return self.trend(least + self.random.geometric(1 / (1 + mean - least), self.rows) - 1, slope)
+        return self.trend(
+            least + self.random.geometric(1 / (1 + mean - least), self.rows) - 1, slope
+        )
 
     def normal(self, mean: float, std: float, digits: int = 1, slope: float = 0.5) -> Array:
         """Returns numbers of a normal distribution, with a trend; whole ones for 0 digits."""
         x_N = self.trend(np.round(self.random.normal(mean, std, self.rows), digits), slope)
         return x_N if digits else x_N.astype(np.int64)
 
-    def amounts(self, median: float, spread: float = 0.8, digits: int = 2, slope: float = 0.5) -> Array:
+    def amounts(
+        self, median: float, spread: float = 0.8, digits: int = 2, slope: float = 0.5
+    ) -> Array:
         """Returns numbers of a log-normal distribution, with a trend."""
-        x_N = self.trend(np.round(median * np.exp(self.random.normal(0, spread, self.rows)), digits), slope)
+        x_N = self.trend(
+            np.round(median * np.exp(self.random.normal(0, spread, self.rows)), digits), slope
+        )
         return x_N if digits else x_N.astype(np.int64)
 
     def moments(self, first: str, days: float) -> list[datetime.datetime]:
@@ -136,7 +152,9 @@ class Maker:
         return [start + datetime.timedelta(seconds=int(hour * 3600)) for hour in kept]
 
     def unique(self, pattern: str, low: int, high: int) -> list[str]:
-        """Returns another text in every row, of a whole number from low to high in a pattern for `str.format`."""
+        """Returns another text in every row, of a whole number from low to high in a pattern for
+        `str.format`.
+        """
         drawn = self.random.choice(high - low, self.rows, replace=False)
         return [pattern.format(low + x) for x in drawn.tolist()]
 
@@ -147,23 +165,31 @@ class Maker:
         return [f"{text.capitalize()}." for text in texts]
 
     def lists(self, of: Sequence[Any], most: int, least: int = 1) -> list[list[Any]]:
-        """Returns lists of some of the values, without an order; the first ones are more popular."""
+        """Returns lists of some of the values, without an order; the first ones are more
+        popular.
+        """
         effects = self.random.normal(0, 0.5, len(of))
         share = 1 / np.arange(1, len(of) + 1) ** 0.6
         lengths = self.random.integers(least, most + 1, self.rows)
-        places = [self.random.choice(len(of), n, replace=False, p=share / share.sum()) for n in lengths]
+        places = [
+            self.random.choice(len(of), n, replace=False, p=share / share.sum()) for n in lengths
+        ]
         self._logit_N += [effects[place].sum() for place in places]
         return [[of[i] for i in place] for place in places]
 
     def per(self, ids: Array, x_N: Array, slope: float = 0.5) -> Array:
-        """Returns of numbers those of the first rows with the same id, with a trend: what an item has, not a row."""
+        """Returns of numbers those of the first rows with the same id, with a trend: what an item
+        has, not a row.
+        """
         _, first, place_N = np.unique(ids, return_index=True, return_inverse=True)
         return self.trend(x_N[first][place_N], slope)
 
     def gone(self, values: Any, share: float, written: Any = None) -> list[Any]:
         """Returns values of which some are missing, and how that is written."""
         gone_N = self.random.random(self.rows) < share
-        return [written if gone else value for value, gone in zip(list(values), gone_N, strict=True)]
+        return [
+            written if gone else value for value, gone in zip(list(values), gone_N, strict=True)
+        ]
 
     def log(self, columns: dict[str, tuple[Any, str]], **form: Any) -> Log:
         """Returns the log, once its outcomes are drawn."""
@@ -172,7 +198,9 @@ class Maker:
             if isinstance(values, Outcome | Scale):
                 values = self._drawn(values)
             made[name] = values.tolist() if isinstance(values, np.ndarray) else values
-        return Log(columns=made, meanings={name: meaning for name, (_, meaning) in columns.items()}, **form)
+        return Log(
+            columns=made, meanings={name: meaning for name, (_, meaning) in columns.items()}, **form
+        )
 
     def _drawn(self, of: Outcome | Scale) -> list[Any]:
         score_N = self._logit_N + self.random.logistic(0, 1, self.rows)

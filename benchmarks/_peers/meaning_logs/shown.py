@@ -1,4 +1,6 @@
-"""Logs of what people were shown, and of what they did: ads, ratings, impressions, sessions, sales, music, news."""
+"""Logs of what people were shown, and of what they did: ads, ratings, impressions, sessions, sales,
+music, news.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,60 @@ import pyarrow as pa
 from .maker import Log, Made, Maker, Outcome, Scale, seconds, spelled
 
 WORDS = [
-    *("red", "blue", "small", "large", "fast", "cheap", "new", "old", "city", "river", "stone", "light", "paper"),
-    *("glass", "market", "season", "holiday", "garden", "winter", "summer", "school", "health", "travel", "music"),
-    *("film", "phone", "shoe", "dress", "chair", "lamp", "bread", "coffee", "sport", "news", "bank"),
+    *(
+        "red",
+        "blue",
+        "small",
+        "large",
+        "fast",
+        "cheap",
+        "new",
+        "old",
+        "city",
+        "river",
+        "stone",
+        "light",
+        "paper",
+    ),
+    *(
+        "glass",
+        "market",
+        "season",
+        "holiday",
+        "garden",
+        "winter",
+        "summer",
+        "school",
+        "health",
+        "travel",
+        "music",
+    ),
+    *(
+        "film",
+        "phone",
+        "shoe",
+        "dress",
+        "chair",
+        "lamp",
+        "bread",
+        "coffee",
+        "sport",
+        "news",
+        "bank",
+    ),
 ]
-GENRES = ["Drama", "Comedy", "Action", "Thriller", "Romance", "Sci-Fi", "Children's", "Horror", "War", "Film-Noir"]
+GENRES = [
+    "Drama",
+    "Comedy",
+    "Action",
+    "Thriller",
+    "Romance",
+    "Sci-Fi",
+    "Children's",
+    "Horror",
+    "War",
+    "Film-Noir",
+]
 COUNTRIES = ["de", "at", "ch", "fr", "it", "es", "nl", "pl", "se"]
 
 
@@ -81,12 +132,17 @@ def search_ads(m: Maker) -> Log:
 
 
 def text_criteo(m: Maker) -> Log:
-    """Tabs, no header, a label first, counts with gaps and hashed texts: like Criteo's, of another width."""
+    """Tabs, no header, a label first, counts with gaps and hashed texts: like Criteo's, of another
+    width.
+    """
     columns = {"c0": (Outcome(0.25), "label")}
     for i in range(6):
         columns[f"c{i + 1}"] = (m.gone(m.counts(3.0 * 4**i), 0.1 * i), "numeric")
     for i in range(8):
-        columns[f"c{i + 7}"] = (m.gone(m.hexes(4 * 3**i if i < 6 else 300, 8, 0.5), 0.05 * i), "categorical")
+        columns[f"c{i + 7}"] = (
+            m.gone(m.hexes(4 * 3**i if i < 6 else 300, 8, 0.5), 0.05 * i),
+            "categorical",
+        )
     return m.log(columns, delimiter="\t", header=False)
 
 
@@ -99,14 +155,20 @@ def attribution(m: Maker) -> Log:
         "conversion": (Outcome(0.05), "label"),
         "cost": (m.amounts(0.0003, 1.0, 7), "numeric"),
         "time_since_last_click": (m.gone(m.counts(80_000), 0.4, -1), "numeric"),
-        **{f"cat{i}": (m.codes(9 * i * i, 100, 30_000_000), "categorical") for i in (1, 2, 3, 5, 6)},
+        **{
+            f"cat{i}": (m.codes(9 * i * i, 100, 30_000_000), "categorical") for i in (1, 2, 3, 5, 6)
+        },
     }
     return m.log(columns, delimiter="\t")
 
 
 def ratings(m: Maker) -> Log:
-    """Ratings of films in half steps, by users and films without a word for id in their names' ends."""
-    titles = [f"{' '.join(m.random.choice(WORDS, 2)).title()} ({1950 + i % 70})" for i in range(300)]
+    """Ratings of films in half steps, by users and films without a word for id in their names'
+    ends.
+    """
+    titles = [
+        f"{' '.join(m.random.choice(WORDS, 2)).title()} ({1950 + i % 70})" for i in range(300)
+    ]
     movies = m.ids(700)
     columns = {
         "userId": (m.ids(450), "categorical"),
@@ -144,7 +206,10 @@ def book_ratings(m: Maker) -> Log:
     columns = {
         "User-ID": (m.ids(800), "categorical"),
         "ISBN": (m.ids(books), "categorical"),
-        "Book-Author": (m.ids([f"{a.title()} {b.title()}" for a in WORDS[:15] for b in WORDS[15:]]), "categorical"),
+        "Book-Author": (
+            m.ids([f"{a.title()} {b.title()}" for a in WORDS[:15] for b in WORDS[15:]]),
+            "categorical",
+        ),
         "Year-Of-Publication": (years, "numeric"),
         "Publisher": (m.ids([f"{w.title()} & Co., Inc." for w in WORDS]), "categorical"),
         "Age": (m.gone(m.random.integers(8, 90, m.rows), 0.3, "NULL"), "numeric"),
@@ -166,7 +231,10 @@ def news_impressions(m: Maker) -> Log:
     columns = {
         "impression_id": (asked, "group"),
         "user": ([f"U{users[i]}" for i in asked], "categorical"),
-        "time": ([moments[i].strftime("%-m/%-d/%Y %-I:%M:%S %p") for i in asked], "time %m/%d/%Y %I:%M:%S %p"),
+        "time": (
+            [moments[i].strftime("%-m/%-d/%Y %-I:%M:%S %p") for i in asked],
+            "time %m/%d/%Y %I:%M:%S %p",
+        ),
         "history": ([history[i] for i in asked], "list"),
         "candidate": (shown, "categorical"),
         "category": ([categories[name] for name in shown], "categorical"),
@@ -179,7 +247,10 @@ def news_impressions(m: Maker) -> Log:
 def feed_impressions(m: Maker) -> Log:
     """Impressions of a newspaper in Parquet: typed times, lists, booleans, vectors."""
     asked = np.sort(m.random.integers(0, m.rows // 4, m.rows))
-    moments, articles = m.moments("2023-05-18", 5), m.random.choice(np.arange(9_000_000, 9_800_000), 400).tolist()
+    moments, articles = (
+        m.moments("2023-05-18", 5),
+        m.random.choice(np.arange(9_000_000, 9_800_000), 400).tolist(),
+    )
     history = m.lists(articles, 15)
     vectors = m.random.normal(0, 1, (m.rows, 8)).astype(np.float32)
     columns = {
@@ -197,7 +268,10 @@ def feed_impressions(m: Maker) -> Log:
         "user_id": ((asked * 7919) % 1999 + 10_000, "categorical"),
         "history_ids": ([history[i] for i in asked], "list"),
         "topics": (m.lists(["politics", "sport", "crime", "royal", "music", "auto"], 3), "list"),
-        "title_embedding": (pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8), "vector"),
+        "title_embedding": (
+            pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8),
+            "vector",
+        ),
         "published": (pa.array([moments[i].date() for i in asked], pa.date32()), "time or ignore"),
         "clicked": (Outcome(0.2, False, True), "label"),
     }
@@ -208,12 +282,22 @@ def shop_sessions(m: Maker) -> Log:
     """Views in sessions of a shop, with times of a zone and gaps in names."""
     session = np.sort(m.random.integers(0, m.rows // 4, m.rows))
     names = [f"{x:016x}" for x in m.random.integers(0, 2**62, m.rows).tolist()]
-    kinds = ["electronics.phone", "electronics.audio", "apparel.shoes", "furniture.lamp", "kids.toys", "auto.tyres"]
+    kinds = [
+        "electronics.phone",
+        "electronics.audio",
+        "apparel.shoes",
+        "furniture.lamp",
+        "kids.toys",
+        "auto.tyres",
+    ]
     columns = {
         "event_time": (spelled(m.moments("2019-11-01", 7), "%Y-%m-%d %H:%M:%S UTC"), "time"),
         "event_type": (m.ids(["view", "cart", "remove"], 0.8), "categorical"),
         "product_id": (m.codes(500, 1_000_000, 60_000_000), "categorical"),
-        "category_id": (m.codes(60, 2_053_013_551_000_000_000, 2_053_013_566_000_000_000), "categorical"),
+        "category_id": (
+            m.codes(60, 2_053_013_551_000_000_000, 2_053_013_566_000_000_000),
+            "categorical",
+        ),
         "category_code": (m.gone(m.ids(kinds), 0.3), "categorical"),
         "brand": (m.gone(m.ids([f"brand{w}" for w in WORDS]), 0.15), "categorical"),
         "price": (m.amounts(80.0, 1.1), "numeric"),
@@ -248,12 +332,18 @@ def music(m: Maker) -> Log:
     columns = {
         "msno": (m.hexes(500, 24), "categorical"),
         "song_id": (songs, "categorical"),
-        "source_system_tab": (m.ids(["my library", "discover", "search", "radio", "null"], 0.6), "categorical"),
+        "source_system_tab": (
+            m.ids(["my library", "discover", "search", "radio", "null"], 0.6),
+            "categorical",
+        ),
         "source_type": (
             m.ids(["local-library", "online-playlist", "album", "song-based-playlist"], 0.5),
             "categorical",
         ),
-        "song_length": (m.per(songs, m.random.normal(240_000, 40_000, m.rows).astype(np.int64)), "numeric"),
+        "song_length": (
+            m.per(songs, m.random.normal(240_000, 40_000, m.rows).astype(np.int64)),
+            "numeric",
+        ),
         "genre_ids": (["|".join(x) for x in m.lists(genres, 3)], "list |"),
         "artist_name": (m.ids(artists), "categorical"),
         "language": (m.gone(m.ids([3.0, 31.0, 52.0, 17.0, 10.0, -1.0]), 0.02), "categorical"),
@@ -275,7 +365,10 @@ def jobs(m: Maker) -> Log:
         "item_id": (m.codes(600, 1000, 2_900_000), "categorical"),
         "created_at": (seconds(m.moments("2015-08-10", 60)), "time"),
         "jobroles": ([",".join(x) for x in m.lists(roles, 6)], "list ,"),
-        "career_level": (m.gone(m.trend(m.random.integers(0, 7, m.rows), 0.5), 0.1), "categorical or numeric"),
+        "career_level": (
+            m.gone(m.trend(m.random.integers(0, 7, m.rows), 0.5), 0.1),
+            "categorical or numeric",
+        ),
         "discipline_id": (m.ids(23, 0.4), "categorical"),
         "industry_id": (m.ids(24, 0.4), "categorical"),
         "country": (m.ids(COUNTRIES, 0.3), "categorical"),
@@ -299,7 +392,10 @@ def bandit(m: Maker) -> Log:
         "position": (m.ids(3, 0.3), "categorical"),
         "propensity_score": (propensity, "ignore"),
         **{f"user_feature_{i}": (m.hexes(4 + 3 * i, 32, 0.4), "categorical") for i in range(4)},
-        **{f"affinity_{i}": (np.round(m.trend(m.random.beta(1, 9, m.rows), 0.3), 4), "numeric") for i in range(3)},
+        **{
+            f"affinity_{i}": (np.round(m.trend(m.random.beta(1, 9, m.rows), 0.3), 4), "numeric")
+            for i in range(3)
+        },
         "sample_weight": (np.round(1 / np.maximum(propensity, 0.01), 4), "weight"),
         "click": (Outcome(0.04), "label"),
     }
@@ -307,7 +403,9 @@ def bandit(m: Maker) -> Log:
 
 
 def app_clicks(m: Maker) -> Log:
-    """Clicks on ads for apps, all of them small whole numbers; when the app was installed tells the label."""
+    """Clicks on ads for apps, all of them small whole numbers; when the app was installed tells the
+    label.
+    """
     click_time = m.moments("2017-11-06", 3)
     installed = m.gone(spelled(click_time, "%Y-%m-%d %H:%M:%S"), 0.96)
     columns = {
@@ -328,8 +426,14 @@ def installs(m: Maker) -> Log:
     columns = {
         "install": (Outcome(0.1, "False", "True"), "label"),
         "device_uuid": ([str(x) for x in m.hexes(1500, 32, 0.3)], "categorical"),
-        "phone_prefix": (m.ids([f"00{x}" for x in (49151, 49171, 43664, 41791, 33612, 39333)], 0.4), "categorical"),
-        "mcc_mnc": (m.ids([26201, 26202, 26203, 23201, 23203, 22801, 20801, 22201], 0.5), "categorical"),
+        "phone_prefix": (
+            m.ids([f"00{x}" for x in (49151, 49171, 43664, 41791, 33612, 39333)], 0.4),
+            "categorical",
+        ),
+        "mcc_mnc": (
+            m.ids([26201, 26202, 26203, 23201, 23203, 22801, 20801, 22201], 0.5),
+            "categorical",
+        ),
         "tac": (m.codes(150, 35_000_000, 35_999_999), "categorical"),
         "os_version": (m.ids(["10.3.1", "11.0", "11.2.6", "12.1", "9.3.5"], 0.4), "categorical"),
         "app_build": (m.codes(25, 2100, 2190, 0.7), "categorical or numeric"),
@@ -356,7 +460,10 @@ def mails(m: Maker) -> Log:
         "body_preview": (m.prose(WORDS, 8, 15), "ignore"),
         "subject_length": (m.trend(m.random.integers(12, 60, m.rows)), "numeric"),
         "mails_last_month": (m.counts(5), "numeric"),
-        "domain": (m.ids(["mail.example", "post.example", "web.example", "inbox.example"], 0.3), "categorical"),
+        "domain": (
+            m.ids(["mail.example", "post.example", "web.example", "inbox.example"], 0.3),
+            "categorical",
+        ),
         "click": (Outcome(0.06), "label"),
         "purchase": (Outcome(0.02), "label or ignore"),
     }
@@ -374,14 +481,23 @@ def hotels(m: Maker) -> Log:
         "visitor_location_country_id": (m.ids(120, 0.2), "categorical"),
         "prop_id": (hotels, "categorical"),
         "prop_starrating": (m.per(hotels, m.random.integers(0, 6, m.rows)), "numeric"),
-        "prop_review_score": (m.gone(m.per(hotels, m.random.integers(4, 11, m.rows) / 2), 0.1), "numeric"),
+        "prop_review_score": (
+            m.gone(m.per(hotels, m.random.integers(4, 11, m.rows) / 2), 0.1),
+            "numeric",
+        ),
         "prop_rooms": (m.per(hotels, 5 + m.random.geometric(0.02, m.rows)), "numeric"),
         "prop_brand_bool": (m.ids([0, 1], 0.2), "categorical"),
         "position": (m.trend(m.random.integers(1, 39, m.rows), -0.8), "categorical or numeric"),
         "price_usd": (m.amounts(120.0), "numeric"),
         "srch_length_of_stay": (m.counts(2, 1), "numeric"),
-        "srch_adults_count": (m.random.choice([1, 2, 3, 4], m.rows, p=[0.3, 0.5, 0.1, 0.1]), "numeric"),
-        "srch_children_count": (m.random.choice([0, 1, 2, 3], m.rows, p=[0.7, 0.15, 0.1, 0.05]), "numeric"),
+        "srch_adults_count": (
+            m.random.choice([1, 2, 3, 4], m.rows, p=[0.3, 0.5, 0.1, 0.1]),
+            "numeric",
+        ),
+        "srch_children_count": (
+            m.random.choice([0, 1, 2, 3], m.rows, p=[0.7, 0.15, 0.1, 0.05]),
+            "numeric",
+        ),
         "comp1_rate": (m.gone(m.ids([-1, 0, 1], 0.2), 0.7, "NULL"), "categorical or numeric"),
         "orig_destination_distance": (m.gone(m.amounts(700.0, 1.2), 0.3, "NULL"), "numeric"),
         "booking_bool": (Outcome(0.03), "label or ignore"),
@@ -391,7 +507,26 @@ def hotels(m: Maker) -> Log:
 
 
 LOGS: tuple[Made, ...] = (
-    *(display_ads, hashed_ads, search_ads, text_criteo, attribution, ratings, atomic_ratings, book_ratings),
-    *(news_impressions, feed_impressions, shop_sessions, click_sessions, music, jobs, bandit, app_clicks, installs),
+    *(
+        display_ads,
+        hashed_ads,
+        search_ads,
+        text_criteo,
+        attribution,
+        ratings,
+        atomic_ratings,
+        book_ratings,
+    ),
+    *(
+        news_impressions,
+        feed_impressions,
+        shop_sessions,
+        click_sessions,
+        music,
+        jobs,
+        bandit,
+        app_clicks,
+        installs,
+    ),
     *(mails, hotels),
 )

@@ -1,4 +1,6 @@
-"""Small tables of people, contracts, flights and payments, as they are passed round to learn from."""
+"""Small tables of people, contracts, flights and payments, as they are passed round to learn
+from.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,39 @@ import numpy as np
 from .maker import Log, Made, Maker, Outcome, Scale, seconds, spelled
 
 STATES = ["CA", "NY", "TX", "FL", "WA", "OH", "MN", "GA", "IL", "OR"]
-NAMES = ["Ann", "Bob", "Carla", "Dan", "Eve", "Fred", "Gus", "Hana", "Ida", "Jon", "Kim", "Leo", "Mia", "Noa"]
+NAMES = [
+    "Ann",
+    "Bob",
+    "Carla",
+    "Dan",
+    "Eve",
+    "Fred",
+    "Gus",
+    "Hana",
+    "Ida",
+    "Jon",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Noa",
+]
 STREETS = ["Oak St", "Main Ave", "Hill Rd", "Lake Dr", "Park Ln"]
 WORDS = [
-    *("customer", "asked", "about", "the", "account", "and", "late", "payment", "but", "a", "new", "card", "was"),
+    *(
+        "customer",
+        "asked",
+        "about",
+        "the",
+        "account",
+        "and",
+        "late",
+        "payment",
+        "but",
+        "a",
+        "new",
+        "card",
+        "was",
+    ),
     *("sent", "to", "their", "home", "last", "week"),
 ]
 YES_NO = ["Yes", "No"]
@@ -22,7 +53,14 @@ def _census(m: Maker, names: list[str], **form: bool) -> Log:
     """The columns of the census of 1994: cells with a blank before them, ? for missing ones."""
     classes = ["Private", "Self-emp-not-inc", "Local-gov", "State-gov", "Federal-gov"]
     schools = ["HS-grad", "Some-college", "Bachelors", "Masters", "11th", "Assoc-voc", "Doctorate"]
-    jobs = ["Adm-clerical", "Exec-managerial", "Craft-repair", "Sales", "Other-service", "Tech-support"]
+    jobs = [
+        "Adm-clerical",
+        "Exec-managerial",
+        "Craft-repair",
+        "Sales",
+        "Other-service",
+        "Tech-support",
+    ]
     columns = [
         (m.trend(m.random.integers(17, 91, m.rows), 0.9), "numeric"),
         (m.gone(m.ids(classes, 0.4), 0.06, "?"), "categorical"),
@@ -34,10 +72,27 @@ def _census(m: Maker, names: list[str], **form: bool) -> Log:
         (m.ids(["Husband", "Not-in-family", "Own-child", "Unmarried", "Wife"], 0.5), "categorical"),
         (m.ids(["White", "Black", "Asian-Pac-Islander", "Other"], 0.2), "categorical"),
         (m.ids(["Male", "Female"], 0.4), "categorical"),
-        (np.where(m.random.random(m.rows) < 0.08, m.random.choice([2174, 5178, 7688, 15024], m.rows), 0), "numeric"),
-        (np.where(m.random.random(m.rows) < 0.05, m.random.choice([1602, 1902, 1977], m.rows), 0), "numeric"),
+        (
+            np.where(
+                m.random.random(m.rows) < 0.08,
+                m.random.choice([2174, 5178, 7688, 15024], m.rows),
+                0,
+            ),
+            "numeric",
+        ),
+        (
+            np.where(
+                m.random.random(m.rows) < 0.05, m.random.choice([1602, 1902, 1977], m.rows), 0
+            ),
+            "numeric",
+        ),
         (np.clip(m.normal(40, 12, 0, 0.6), 1, 99), "numeric"),
-        (m.gone(m.ids(["United-States", "Mexico", "Philippines", "Germany", "Cuba"], 0.2), 0.02, "?"), "categorical"),
+        (
+            m.gone(
+                m.ids(["United-States", "Mexico", "Philippines", "Germany", "Cuba"], 0.2), 0.02, "?"
+            ),
+            "categorical",
+        ),
         (Outcome(0.24, "<=50K", ">50K"), "label >50K"),
     ]
     return m.log(dict(zip(names, columns, strict=True)), padded=True, **form)
@@ -50,15 +105,31 @@ def census(m: Maker) -> Log:
 
 def census_named(m: Maker) -> Log:
     """The census with a header."""
-    names = "age workclass fnlwgt education education-num marital-status occupation relationship race sex"
-    return _census(m, [*names.split(), "capital-gain", "capital-loss", "hours-per-week", "native-country", "income"])
+    names = (
+        "age workclass fnlwgt education education-num marital-status occupation relationship"
+        " race sex"
+    )
+    return _census(
+        m,
+        [
+            *names.split(),
+            "capital-gain",
+            "capital-loss",
+            "hours-per-week",
+            "native-country",
+            "income",
+        ],
+    )
 
 
 def bank_calls(m: Maker) -> Log:
     """Calls of a bank: semicolons, 999 days for never, an answer named y."""
     columns = {
         "age": (m.trend(m.random.integers(18, 88, m.rows), 0.3), "numeric"),
-        "job": (m.ids(["admin.", "blue-collar", "technician", "services", "retired", "unknown"], 0.4), "categorical"),
+        "job": (
+            m.ids(["admin.", "blue-collar", "technician", "services", "retired", "unknown"], 0.4),
+            "categorical",
+        ),
         "marital": (m.ids(["married", "single", "divorced"], 0.2), "categorical"),
         "default": (m.ids(["no", "unknown", "yes"], 0.4), "categorical"),
         "balance": (m.normal(1400, 2500, 0), "numeric"),
@@ -89,7 +160,10 @@ def churn(m: Maker) -> Log:
         "MultipleLines": (m.ids([*YES_NO, "No phone service"], 0.2), "categorical"),
         "InternetService": (m.ids(["DSL", "Fiber optic", "No"], 0.6), "categorical"),
         "Contract": (m.ids(["Month-to-month", "One year", "Two year"], 0.9), "categorical"),
-        "PaymentMethod": (m.ids(["Electronic check", "Mailed check", "Credit card (automatic)"], 0.4), "categorical"),
+        "PaymentMethod": (
+            m.ids(["Electronic check", "Mailed check", "Credit card (automatic)"], 0.4),
+            "categorical",
+        ),
         "MonthlyCharges": (m.normal(64, 25, 2), "numeric"),
         "TotalCharges": (m.gone(m.amounts(1400.0), 0.005, " "), "numeric"),
         "customer_service_calls": (m.counts(1.5), "numeric"),
@@ -114,7 +188,10 @@ def loans(m: Maker) -> Log:
         "home_ownership": (m.ids(["RENT", "OWN", "MORTGAGE"], 0.3), "categorical"),
         "annual_inc": (m.amounts(65_000.0, 0.5), "numeric"),
         "issue_d": (spelled(m.moments("2014-01-01", 700), "%b-%Y"), "time %b-%Y"),
-        "purpose": (m.ids(["debt_consolidation", "credit_card", "car", "wedding", "medical"], 0.3), "categorical"),
+        "purpose": (
+            m.ids(["debt_consolidation", "credit_card", "car", "wedding", "medical"], 0.3),
+            "categorical",
+        ),
         "zip_code": (m.ids([f"{x}xx" for x in range(900, 990)], 0.3), "categorical"),
         "addr_state": (m.ids(STATES, 0.3), "categorical"),
         "dti": (m.normal(18, 8, 2), "numeric"),
@@ -147,7 +224,9 @@ def drivers(m: Maker) -> Log:
 
 
 def claims_german(m: Maker) -> Log:
-    """A German insurer's export: semicolons, decimal commas, days first, zip codes with a zero before them."""
+    """A German insurer's export: semicolons, decimal commas, days first, zip codes with a zero
+    before them.
+    """
 
     def comma(x_N: np.ndarray) -> list[str]:
         return [f"{x:.2f}".replace(".", ",") for x in x_N]
@@ -159,8 +238,14 @@ def claims_german(m: Maker) -> Log:
         "Beitrag": (comma(m.amounts(600.0)), "numeric"),
         "Kilometer": (m.amounts(12_000.0, 0.5, 0), "numeric"),
         "Fahrzeugalter": (m.counts(8), "numeric"),
-        "Hersteller": (m.ids(["VW", "BMW", "Opel", "Ford", "Škoda", "Citroën"], 0.4), "categorical"),
-        "Anzahl_Kinder": (m.random.choice(5, m.rows, p=[0.5, 0.2, 0.2, 0.07, 0.03]), "numeric or categorical"),
+        "Hersteller": (
+            m.ids(["VW", "BMW", "Opel", "Ford", "Škoda", "Citroën"], 0.4),
+            "categorical",
+        ),
+        "Anzahl_Kinder": (
+            m.random.choice(5, m.rows, p=[0.5, 0.2, 0.2, 0.07, 0.03]),
+            "numeric or categorical",
+        ),
         "Tarif": (m.ids(["A", "B", "C"], 0.4), "categorical"),
         "Schaden": (Outcome(0.15, "nein", "ja"), "label ja"),
     }
@@ -180,7 +265,10 @@ def heart(m: Maker) -> Log:
         "thalach": (m.normal(150, 22, 0, -0.8), "numeric"),
         "exang": (m.ids([0, 1], 0.6), "categorical"),
         "oldpeak": (np.abs(m.normal(1, 1, 1, 0.7)), "numeric"),
-        "ca": (m.gone(m.trend(m.random.integers(0, 4, m.rows)), 0.01, "?"), "categorical or numeric"),
+        "ca": (
+            m.gone(m.trend(m.random.integers(0, 4, m.rows)), 0.01, "?"),
+            "categorical or numeric",
+        ),
         "thal": (m.gone(m.ids([3, 6, 7], 0.8), 0.01, "?"), "categorical"),
         "num": (Outcome(0.45), "label"),
     }
@@ -194,9 +282,15 @@ def readmissions(m: Maker) -> Log:
     columns = {
         "encounter_id": (m.unique("{}", 2_000_000, 9_000_000), "ignore"),
         "patient_nbr": (m.codes(2000, 100_000, 90_000_000, 0.2), "categorical"),
-        "race": (m.gone(m.ids(["Caucasian", "AfricanAmerican", "Asian"], 0.2), 0.02, "?"), "categorical"),
+        "race": (
+            m.gone(m.ids(["Caucasian", "AfricanAmerican", "Asian"], 0.2), 0.02, "?"),
+            "categorical",
+        ),
         "age": (m.ids(ages, 0.4), "categorical"),
-        "weight": (m.gone(m.ids(["[50-75)", "[75-100)", "[100-125)"], 0.2), 0.97, "?"), "categorical"),
+        "weight": (
+            m.gone(m.ids(["[50-75)", "[75-100)", "[100-125)"], 0.2), 0.97, "?"),
+            "categorical",
+        ),
         "admission_type_id": (m.ids(8, 0.3), "categorical"),
         "time_in_hospital": (m.trend(m.random.integers(1, 15, m.rows)), "numeric"),
         "num_lab_procedures": (np.clip(m.normal(43, 19, 0), 1, 130), "numeric"),
@@ -215,13 +309,22 @@ def readmissions(m: Maker) -> Log:
 def payments(m: Maker) -> Log:
     """Payments on cards: long numbers of cards, names, birthdays, places, two times."""
     paid = m.moments("2019-01-01", 20)
-    born = [f"{y}-{month:02}-{day:02}" for y, month, day in m.random.integers([1940, 1, 1], [2001, 13, 29], (400, 3))]
+    born = [
+        f"{y}-{month:02}-{day:02}"
+        for y, month, day in m.random.integers([1940, 1, 1], [2001, 13, 29], (400, 3))
+    ]
     columns = {
         "": (np.arange(m.rows), "ignore"),
         "trans_date_trans_time": (spelled(paid, "%Y-%m-%d %H:%M:%S"), "time"),
         "cc_num": (_cards(m), "categorical"),
-        "merchant": (m.ids([f"fraud_{a}, {b} and Sons" for a in NAMES for b in NAMES[:5]]), "categorical"),
-        "category": (m.ids(["gas_transport", "grocery_pos", "home", "shopping_net", "misc_pos"], 0.7), "categorical"),
+        "merchant": (
+            m.ids([f"fraud_{a}, {b} and Sons" for a in NAMES for b in NAMES[:5]]),
+            "categorical",
+        ),
+        "category": (
+            m.ids(["gas_transport", "grocery_pos", "home", "shopping_net", "misc_pos"], 0.7),
+            "categorical",
+        ),
         "amt": (m.amounts(48.0, 1.1), "numeric"),
         "first": (m.ids(NAMES, 0.1), "categorical"),
         "gender": (m.ids(["F", "M"], 0.1), "categorical"),
@@ -249,7 +352,10 @@ def transfers(m: Maker) -> Log:
     """Transfers of mobile money: steps of time, balances, an alarm that never rang."""
     columns = {
         "step": (np.sort(m.random.integers(1, 744, m.rows)), "time or numeric"),
-        "type": (m.ids(["PAYMENT", "TRANSFER", "CASH_OUT", "DEBIT", "CASH_IN"], 0.9), "categorical"),
+        "type": (
+            m.ids(["PAYMENT", "TRANSFER", "CASH_OUT", "DEBIT", "CASH_IN"], 0.9),
+            "categorical",
+        ),
         "amount": (m.amounts(75_000.0, 1.4), "numeric"),
         "nameOrig": (m.unique("C{}", 10**9, 10**9 + 10**6), "ignore"),
         "oldbalanceOrg": (m.gone(m.amounts(14_000.0, 1.8), 0.4, 0.0), "numeric"),
@@ -262,17 +368,25 @@ def transfers(m: Maker) -> Log:
 
 
 def flights(m: Maker) -> Log:
-    """Flights: parts of a date as numbers, clock times as hhmm, NA for missing ones, no name for the last column."""
+    """Flights: parts of a date as numbers, clock times as hhmm, NA for missing ones, no name for
+    the last column.
+    """
     columns = {
         "YEAR": (np.full(m.rows, 2013), "ignore"),
         "MONTH": (m.random.integers(1, 13, m.rows), "categorical or numeric"),
         "DAY_OF_WEEK": (m.ids(7, 0.2), "categorical"),
         "FL_DATE": (spelled(m.moments("2013-01-01", 360), "%-m/%-d/%Y"), "time %m/%d/%Y"),
         "OP_CARRIER": (m.ids(["UA", "AA", "B6", "DL", "EV", "MQ"], 0.6), "categorical"),
-        "TAIL_NUM": (m.gone(m.ids([f"N{x}UA" for x in range(100, 900, 2)], 0.3), 0.02, "NA"), "categorical"),
+        "TAIL_NUM": (
+            m.gone(m.ids([f"N{x}UA" for x in range(100, 900, 2)], 0.3), 0.02, "NA"),
+            "categorical",
+        ),
         "FL_NUM": (m.codes(900, 1, 6000, 0.6), "categorical"),
         "ORIGIN": (m.ids(["EWR", "JFK", "LGA"], 0.4), "categorical"),
-        "DEST": (m.ids([f"{a}{b}{c}" for a in "ABCD" for b in "LOT" for c in "XYZ"], 0.5), "categorical"),
+        "DEST": (
+            m.ids([f"{a}{b}{c}" for a in "ABCD" for b in "LOT" for c in "XYZ"], 0.5),
+            "categorical",
+        ),
         "CRS_DEP_TIME": (
             m.trend(100 * m.random.integers(5, 24, m.rows) + 5 * m.random.integers(0, 12, m.rows)),
             "numeric",
@@ -301,7 +415,9 @@ def students(m: Maker) -> Log:
 
 
 def exams(m: Maker) -> Log:
-    """Answers of students to exercises: integers of users and items in a dense range, no word for id in the names."""
+    """Answers of students to exercises: integers of users and items in a dense range, no word for
+    id in the names.
+    """
     columns = {
         "student": (m.ids(1000, 1.3), "categorical"),
         "exercise": (m.ids(300, 1.3), "categorical"),
@@ -311,7 +427,10 @@ def exams(m: Maker) -> Log:
         "number_of_attempts": (m.counts(2, 1), "numeric"),
         "hints": (m.counts(1), "numeric"),
         "grade_average": (m.normal(2.4, 0.6, 1), "numeric"),
-        "answered_on": (spelled(m.moments("2021-09-03", 9), "%d/%m/%Y %H:%M"), "time %d/%m/%Y %H:%M"),
+        "answered_on": (
+            spelled(m.moments("2021-09-03", 9), "%d/%m/%Y %H:%M"),
+            "time %d/%m/%Y %H:%M",
+        ),
         "correct": (Outcome(0.6, -1, 1), "label 1"),
     }
     return m.log(columns)
@@ -330,7 +449,10 @@ def police_stops(m: Maker) -> Log:
         "lat": (np.round(m.random.uniform(44.89, 45.05, m.rows), 5), "numeric"),
         "long": (np.round(m.random.uniform(-93.33, -93.2, m.rows), 5), "numeric"),
         "policePrecinct": (m.ids(5, 0.3), "categorical"),
-        "neighborhood": (m.ids([f"{a} {b}" for a in ("East", "West", "North") for b in NAMES], 0.3), "categorical"),
+        "neighborhood": (
+            m.ids([f"{a} {b}" for a in ("East", "West", "North") for b in NAMES], 0.3),
+            "categorical",
+        ),
         "note": (m.prose(WORDS), "ignore"),
         "personSearch": (Outcome(0.2, "NO", "YES"), "label YES"),
     }
@@ -340,7 +462,9 @@ def police_stops(m: Maker) -> Log:
 def lodgings(m: Maker) -> Log:
     """Rooms for rent: prices with a currency, t and f, JSON lists, dates of other things."""
     amenities = ["Wifi", "TV", "Kitchen", "Heating", "Washer", "Pool", "Free parking", "Iron"]
-    reviewed = m.gone(m.random.permutation(np.array(spelled(m.moments("2018-01-01", 500), "%Y-%m-%d"))), 0.2)
+    reviewed = m.gone(
+        m.random.permutation(np.array(spelled(m.moments("2018-01-01", 500), "%Y-%m-%d"))), 0.2
+    )
     columns = {
         "listing_id": (m.unique("{}", 2000, 40_000_000), "ignore"),
         "host_id": (m.codes(900, 1000, 90_000_000, 0.4), "categorical"),
@@ -350,7 +474,10 @@ def lodgings(m: Maker) -> Log:
         "zipcode": (m.ids([f"{x:05d}" for x in range(2108, 2140)], 0.3), "categorical"),
         "latitude": (np.round(m.random.uniform(42.23, 42.39, m.rows), 5), "numeric"),
         "longitude": (np.round(m.random.uniform(-71.17, -71.0, m.rows), 5), "numeric"),
-        "room_type": (m.ids(["Entire home/apt", "Private room", "Shared room"], 0.5), "categorical"),
+        "room_type": (
+            m.ids(["Entire home/apt", "Private room", "Shared room"], 0.5),
+            "categorical",
+        ),
         "accommodates": (m.counts(3, 1), "numeric"),
         "bathrooms": (m.trend(m.random.integers(2, 7, m.rows) / 2, 0.3), "numeric"),
         "bedrooms": (m.counts(1.3), "numeric"),
@@ -366,14 +493,19 @@ def lodgings(m: Maker) -> Log:
 
 
 def collisions(m: Maker) -> Log:
-    """Simulated collisions of particles: -999 for what is not there, a weight, letters for signal and background."""
+    """Simulated collisions of particles: -999 for what is not there, a weight, letters for signal
+    and background.
+    """
     columns = {
         "EventId": (np.arange(100_000, 100_000 + m.rows), "ignore"),
         "DER_mass_MMC": (m.gone(m.normal(121, 40, 3), 0.15, -999.0), "numeric"),
         "DER_mass_vis": (m.amounts(80.0, 0.4, 3), "numeric"),
         "DER_deltaeta_jet_jet": (m.gone(m.amounts(2.0, 0.5, 3), 0.7, -999.0), "numeric"),
         "PRI_tau_eta": (m.normal(0, 1.2, 3), "numeric"),
-        "PRI_jet_num": (m.random.choice(4, m.rows, p=[0.4, 0.3, 0.2, 0.1]), "numeric or categorical"),
+        "PRI_jet_num": (
+            m.random.choice(4, m.rows, p=[0.4, 0.3, 0.2, 0.1]),
+            "numeric or categorical",
+        ),
         "Weight": (np.round(np.exp(m.random.normal(0, 1, m.rows)), 6), "weight"),
         "Label": (Outcome(0.34, "b", "s"), "label s"),
     }
@@ -392,16 +524,24 @@ def campaigns(m: Maker) -> Log:
 
 
 def page_views(m: Maker) -> Log:
-    """Views of pages: days first, sizes of screens, addresses, browsers, seconds with a fraction."""
+    """Views of pages: days first, sizes of screens, addresses, browsers, seconds with a
+    fraction.
+    """
     agents = [f"Mozilla/5.0 (X11; Linux {i}) Gecko/{20 + i}.0" for i in range(25)]
     columns = {
         "datum": (spelled(m.moments("2020-02-04", 25), "%d/%m/%Y %H:%M"), "time %d/%m/%Y %H:%M"),
         "visitor": (m.hexes(800, 16), "categorical"),
         "page": (m.ids([f"/shop/{w}?id={i}" for i, w in enumerate(WORDS * 4)], 0.6), "categorical"),
-        "referrer": (m.gone(m.ids(["search.example", "news.example", "mail.example"], 0.4), 0.4), "categorical"),
+        "referrer": (
+            m.gone(m.ids(["search.example", "news.example", "mail.example"], 0.4), 0.4),
+            "categorical",
+        ),
         "user_agent": (m.ids(agents, 0.2), "categorical"),
         "screen": (m.ids(["1920x1080", "1366x768", "390x844", "414x896"], 0.3), "categorical"),
-        "ip_address": (m.ids([f"10.{a}.{b}.{a ^ b}" for a in range(30) for b in range(30)], 0.2), "categorical"),
+        "ip_address": (
+            m.ids([f"10.{a}.{b}.{a ^ b}" for a in range(30) for b in range(30)], 0.2),
+            "categorical",
+        ),
         "hour": (m.random.integers(0, 24, m.rows), "categorical or numeric"),
         "seconds_on_page": (m.amounts(40.0, 1.0, 1), "numeric"),
         "pages_seen": (m.counts(5, 1), "numeric"),
@@ -413,6 +553,27 @@ def page_views(m: Maker) -> Log:
 
 
 LOGS: tuple[Made, ...] = (
-    *(census, census_named, bank_calls, churn, loans, drivers, claims_german, heart, readmissions, payments),
-    *(transfers, flights, students, exams, police_stops, lodgings, collisions, campaigns, page_views),
+    *(
+        census,
+        census_named,
+        bank_calls,
+        churn,
+        loans,
+        drivers,
+        claims_german,
+        heart,
+        readmissions,
+        payments,
+    ),
+    *(
+        transfers,
+        flights,
+        students,
+        exams,
+        police_stops,
+        lodgings,
+        collisions,
+        campaigns,
+        page_views,
+    ),
 )

@@ -1,4 +1,6 @@
-"""A scorer as people write one: FastAPI, and a body of JSON. Started by `serve_peers.py` with uvicorn."""
+"""A scorer as people write one: FastAPI, and a body of JSON. Started by `serve_peers.py` with
+uvicorn.
+"""
 
 from __future__ import annotations
 

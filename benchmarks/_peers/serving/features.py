@@ -1,7 +1,9 @@
-"""What peers do with a raw request: columns -> inputs of a model -> scores. It needs none of Sparrow but for "ours".
+"""What peers do with a raw request: columns -> inputs of a model -> scores. It needs none of
+Sparrow but for "ours".
 
-A request is columns: those of the user have one value, those of the candidates one for each of them. Servers get
-tensors: what is true of a column, and the values of lists with their lengths beside them.
+A request is columns: those of the user have one value, those of the candidates one for each of
+them. Servers get tensors: what is true of a column, and the values of lists with their lengths
+beside them.
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ Rank = Callable[[Mapping[str, Any], Mapping[str, Sequence[Any]]], Any]
 
 
 def made() -> Rank:
-    """Returns what the environment says: PEER_KIND is "onnx", "pandas" or "ours", PEER_FOLDER what it reads."""
+    """Returns what the environment says: PEER_KIND is "onnx", "pandas" or "ours", PEER_FOLDER what
+    it reads.
+    """
     folder = Path(os.environ["PEER_FOLDER"])
     return {"onnx": _onnx, "pandas": _pandas, "ours": _ours}[os.environ["PEER_KIND"]](folder)
 
 
 def asked(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Sequence[Any]]]:
-    """Returns user and candidates of a request that came as tensors, each a list or an array of one axis."""
+    """Returns user and candidates of a request that came as tensors, each a list or an array of one
+    axis.
+    """
     columns: dict[str, Any] = {}
     for name, values in tensors.items():
         if name.endswith(LENGTHS):
@@ -44,12 +50,16 @@ def asked(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Sequenc
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Returns what is to be done with each column, with vocabularies from text, bytes or number to id."""
+    """Returns what is to be done with each column, with vocabularies from text, bytes or number to
+    id.
+    """
     columns = json.loads((folder / "features.json").read_text())
     for of in columns.values():
         if of["kind"] != "number":
             of["ids"] = dict(zip(of["values"], of["ids"], strict=True))
-            of["ids"] |= {value.encode(): at for value, at in of["ids"].items() if isinstance(value, str)}
+            of["ids"] |= {
+                value.encode(): at for value, at in of["ids"].items() if isinstance(value, str)
+            }
     return columns
 
 
@@ -74,7 +84,7 @@ def _padded(lists: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     return ids, mask
 
 
-# -- with numpy and onnxruntime ---------------------------------------------------------------------------------------
+# -- with numpy and onnxruntime --------------------------------------------------------------------
 
 
 def _onnx(folder: Path) -> Rank:
@@ -82,7 +92,9 @@ def _onnx(folder: Path) -> Rank:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = int(os.environ.get("PEER_THREADS", "1"))
+    options.intra_op_num_threads = options.inter_op_num_threads = int(
+        os.environ.get("PEER_THREADS", "1")
+    )
     session = onnxruntime.InferenceSession(str(folder / "onnx" / "model.onnx"), options)
     wanted, columns = {one.name for one in session.get_inputs()}, _read(folder)
 
@@ -101,7 +113,11 @@ def _onnx(folder: Path) -> Rank:
         count = len(next(iter(candidates.values())))
         given: dict[str, Any] = {}
         for name, value in user.items():
-            given |= {of: np.repeat(x, count, 0) for of, x in inputs(name, [value]).items() if of in wanted}
+            given |= {
+                of: np.repeat(x, count, 0)
+                for of, x in inputs(name, [value]).items()
+                if of in wanted
+            }
         for name, values in candidates.items():
             given |= {of: x for of, x in inputs(name, values).items() if of in wanted}
         return session.run(["scores"], given)[0][:, 0]
@@ -109,7 +125,7 @@ def _onnx(folder: Path) -> Rank:
     return rank
 
 
-# -- with pandas and torch --------------------------------------------------------------------------------------------
+# -- with pandas and torch -------------------------------------------------------------------------
 
 
 def _pandas(folder: Path) -> Rank:
@@ -135,7 +151,9 @@ def _pandas(folder: Path) -> Rank:
                 given[name] = column.map(of["ids"]).fillna(of["unknown"]).to_numpy(np.int64)
             else:
                 ids, unknown = of["ids"], of["unknown"]
-                lists = column.map(lambda one, ids=ids, unknown=unknown: [ids.get(value, unknown) for value in one])
+                lists = column.map(
+                    lambda one, ids=ids, unknown=unknown: [ids.get(value, unknown) for value in one]
+                )
                 given[name], given[name + ":mask"] = _padded(lists.to_list())
         tensors = {name: torch.from_numpy(x) for name, x in given.items() if name in wanted}
         with torch.inference_mode():
@@ -144,7 +162,7 @@ def _pandas(folder: Path) -> Rank:
     return rank
 
 
-# -- with Sparrow's encoder and scorer --------------------------------------------------------------------------------
+# -- with Sparrow's encoder and scorer -------------------------------------------------------------
 
 
 def _ours(folder: Path) -> Rank:

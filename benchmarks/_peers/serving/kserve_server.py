@@ -1,4 +1,6 @@
-"""KServe's model server for Python. Started by `serve_peers.py`; what it has of options is on the command line."""
+"""KServe's model server for Python. Started by `serve_peers.py`; what it has of options is on the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class Model(kserve.Model):
         self.rank, self.ready = made(), True
         return self.ready
 
-    def predict(self, payload: InferRequest, headers: Any = None, response_headers: Any = None) -> InferResponse:
+    def predict(
+        self, payload: InferRequest, headers: Any = None, response_headers: Any = None
+    ) -> InferResponse:
         """Returns a tensor of scores."""
         is_binary = any(one._raw_data is not None for one in payload.inputs)
         tensors = {one.name: one.as_numpy() if is_binary else one.data for one in payload.inputs}

@@ -18,5 +18,7 @@ class Model(MLModel):
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         """Returns a tensor of scores."""
         scores = self.rank(*asked({one.name: one.data.root for one in payload.inputs}))
-        output = ResponseOutput(name="label", datatype="FP32", shape=[len(scores)], data=scores.tolist())
+        output = ResponseOutput(
+            name="label", datatype="FP32", shape=[len(scores)], data=scores.tolist()
+        )
         return InferenceResponse(id=payload.id, model_name=self.name, outputs=[output])

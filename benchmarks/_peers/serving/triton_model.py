@@ -8,7 +8,8 @@ from typing import Any
 
 import triton_python_backend_utils as triton
 
-sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)  # of which the backend itself takes the last folder alone
+# of which the backend itself takes the last folder alone
+sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
 from features import asked, made  # noqa: E402
 
 

@@ -16,13 +16,25 @@ import pyarrow.parquet as pq
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import suggest
+from sparrow.core.files import MANIFEST, manifest_file
 from sparrow.data.batches.loader import Loader
-from sparrow.data.batches.parts import PARTS, ROWS, VERSION, group_file, opened, pays, read_groups, sha256
+from sparrow.data.batches.parts import (
+    PARTS,
+    ROWS,
+    VERSION,
+    group_file,
+    open_files,
+    pays,
+    read_groups,
+    sha256,
+)
 from sparrow.features.clipped import Clipped
 from sparrow.features.rows import Rows
-from sparrow.features.runs import RUN
-from sparrow.features.schema import Column, Schema
+from sparrow.features.schema import RUN, Column, Schema
+from sparrow.features.skew import Skew
 from sparrow.features.transforms import Transforms
+
+_AGAIN = "prepare the log again"  # what helps where a file is wrong
 
 
 @dataclass(frozen=True)
@@ -44,21 +56,44 @@ class Dataset:
         """
         return int(self.manifest["rows"][_known(split)])
 
-    def clipped(self) -> Clipped:
-        """Returns the numbers of the log, in all its parts, that lay beyond training's range."""
-        return Clipped({name: tuple(found) for name, found in self.manifest["clipped"].items()})
+    def counts(self, split: str = "train") -> bool:
+        """Returns whether any row of a part has a weight above 0.
+
+        Raises:
+            UserError: for an unknown part.
+        """
+        columns = {name: self.schema.columns[name] for name in self.schema.weights}
+        if not columns:
+            return self.rows(split) > 0
+        weights = replace(self.schema, columns=columns, encodings={}, groups={}, cluster=None)
+        return any(batch.mass > 0 for batch in Loader(weights, self._part(split), 1 << 16))
+
+    def skew(self) -> Skew:
+        """Returns how the log, in all its parts, differs from what its schema was fitted on."""
+        counts = self.manifest["clipped"].items()
+        clipped = Clipped({name: tuple(count_and_first) for name, count_and_first in counts})
+        return Skew.from_dict(self.manifest.get("skew", {}), clipped)
 
     def log_odds(self) -> list[float]:
         """Returns the log of the odds of each label among the training rows that a loss sees.
 
-        Rows count by their sample weights. Negatives that were left out do not count, nor do rows that lack the label.
-        It is the empirical logit, the log of (ones + 1/2) / (zeros + 1/2). So it is finite for labels that are all
-        alike, too.
+        Rows count by their sample weights. Negatives that were left out do not count, nor do rows
+        that lack the label. It is the empirical logit, the log of (ones + 1/2) / (zeros + 1/2). So
+        it is finite for labels that are all alike, too.
         """
-        rates, lacks = self.manifest["base_rate"], self.manifest.get("unlabelled", {})
-        rows = {label: self.rows() - lacks.get(label, {"train": 0})["train"] for label in self.schema.labels}
-        counts = [(rates[label] * n + 0.5, (1 - rates[label]) * n + 0.5) for label, n in rows.items()]
-        return [math.log(ones / zeros) for ones, zeros in counts]
+        rates = self.manifest["base_rate"]
+        lacks = self.manifest.get("unlabelled", {})
+        rows = {
+            label: self.rows() - lacks.get(label, {"train": 0})["train"]
+            for label in self.schema.labels
+        }
+        rows |= self.manifest.get("impressions", {})
+        odds = []
+        for label, n in rows.items():
+            positives = rates[label] * n + 0.5
+            negatives = (1 - rates[label]) * n + 0.5
+            odds.append(math.log(positives / negatives))
+        return odds
 
     @cached_property
     def transforms(self) -> Transforms:
@@ -86,8 +121,8 @@ class Dataset:
             split: the part: train, valid or test.
             shuffle: whether rows come in a random order.
             seed: what the random order is drawn from.
-            dedup: whether a batch has equal rows of a feature group once, with an inverse index. "auto": where it
-                `pays`.
+            dedup: whether a batch has equal rows of a feature group once, with an inverse index.
+                "auto": where it `pays`.
             rank: which of the readers this one is.
             ranks: how many readers share each batch.
 
@@ -110,13 +145,15 @@ class Dataset:
     def factor(self, group: str) -> float:
         """Returns a group's dedup factor: the training rows for each run of equal rows.
 
-        Its features are stored that many times less often. They are looked up about as many times less often, for
-        batches that hold whole sessions (RecD's dedupe factor).
+        Its features are stored that many times less often. They are looked up about as many times
+        less often, for batches that hold whole sessions (RecD's dedupe factor).
         """
         return self.rows() / max(int(self.manifest["runs"]["train"][group]), 1)
 
     def pays(self, group: str, ranks: int = 1) -> bool:
-        """Returns whether a group's equal rows are by default looked up once, by so many readers."""
+        """Returns whether a group's equal rows are by default looked up once, by so many
+        readers.
+        """
         return pays(self.schema, group, self.factor(group), ranks)
 
     def first(self, rows: int, split: str = "train") -> Batch:
@@ -127,10 +164,13 @@ class Dataset:
         """
         if not self.rows(split):
             raise UserError(f"{self._part(split)}: no rows; prepare the log with some for it")
-        with opened(self._part(split), self.schema) as parquet:
+        with open_files(self._part(split), self.schema) as parquet:
             meta = parquet[None].parquet.metadata
             ends = np.cumsum([meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
-            first = Rows(self.schema, [read_groups(parquet, list(range(int((ends < rows).sum()) + 1))[: len(ends)])])
+            first = Rows(
+                self.schema,
+                [read_groups(parquet, list(range(int((ends < rows).sum()) + 1))[: len(ends)])],
+            )
         return first.batch(np.arange(min(rows, len(first))))
 
     def column(self, name: str, split: str) -> pa.ChunkedArray:
@@ -144,18 +184,24 @@ class Dataset:
         return self.rows_of({group: pq.read_table(self._part(split) / file, columns=wanted)})[name]
 
     def rows_of(self, tables: Mapping[str | None, pa.Table]) -> pa.Table:
-        """Returns what `read_groups` gave as one table with a row for each row of the log: each run is repeated."""
+        """Returns what `read_groups` gave as one table with a row for each row of the log: each run
+        is repeated.
+        """
         columns: dict[str, pa.ChunkedArray] = {}
         for table in tables.values():
             if RUN in table.column_names:
-                table = table.take(pa.array(np.repeat(np.arange(table.num_rows), table[RUN].to_numpy())))
+                table = table.take(
+                    pa.array(np.repeat(np.arange(table.num_rows), table[RUN].to_numpy()))
+                )
             columns |= dict(zip(table.column_names, table.columns, strict=True))
         return pa.table({name: column for name, column in columns.items() if name != RUN})
 
     def baselines(self, split: str, batch_size: int = 1 << 16) -> Iterator[tuple[str, Loader]]:
-        """Yields the name of every baseline column with its batches, so that it can be measured like a model's scores.
+        """Yields the name of every baseline column with its batches, so that it can be measured
+        like a model's scores.
 
-        In these batches the column is the only dense column, and the log's first label is the only label.
+        In these batches the column is the only dense column, and the log's first label is the only
+        label.
 
         Args:
             split: the part: train, valid or test.
@@ -165,21 +211,18 @@ class Dataset:
             UserError: for an unknown part.
         """
         first = self.schema.labels[:1]
-        kept = {n: c for n, c in self.schema.columns.items() if c.kind in ("group", "weight") or n in first}
+        roles = (*self.schema.of_kind("group"), *self.schema.weights, *first)
+        role_columns = {n: c for n, c in self.schema.columns.items() if n in roles}
         for name in self.schema.of_kind("baseline"):
-            columns = {**kept, name: Column(kind="numeric")}
-            yield (
-                name,
-                Loader(
-                    replace(self.schema, columns=columns, encodings={}, groups={}, cluster=None),
-                    self._part(split),
-                    batch_size,
-                ),
-            )
+            columns = {**role_columns, name: Column(kind="numeric")}
+            schema = replace(self.schema, columns=columns, encodings={}, groups={}, cluster=None)
+            yield name, Loader(schema, self._part(split), batch_size)
 
     @property
     def fingerprint(self) -> str:
-        """What tells this prepared log from any other: a digest of its manifest, which has the digest of every file."""
+        """What tells this prepared log from any other: a digest of its manifest, which has the
+        digest of every file.
+        """
         return sha256(self.path / "manifest.json")
 
     def _part(self, split: str) -> Path:
@@ -194,29 +237,41 @@ def open(prepared_dir: str | Path) -> Dataset:
     """
     path = Path(prepared_dir)
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = json.loads(manifest_file(path, MANIFEST, _AGAIN).read_text())
         version = manifest["version"]
     except (FileNotFoundError, NotADirectoryError):
-        former = next(iter(path.parent.glob(f".{path.name}.*/old")), None)  # --overwrite, killed between two renames
+        # --overwrite, killed between two renames
+        former = next(iter(path.parent.glob(f".{path.name}.*/old")), None)
         remedy = f"move {former} back to {path}" if former else "make one with `sparrow prepare`"
         lacks = "no manifest.json" if path.exists() else "it does not exist"
         raise UserError(f"{path}: not a prepared log ({lacks}); {remedy}") from None
+    except UserError:
+        raise
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None
+        raise UserError(f"{path / MANIFEST}: damaged; {_AGAIN}") from None
     if version != VERSION:
-        raise UserError(f"{path}: prepared in format {version}, this Sparrow reads {VERSION}; prepare the log again")
+        raise UserError(
+            f"{path}: prepared in format {version}, this Sparrow reads {VERSION}; {_AGAIN}"
+        )
     try:
-        digest, vocabularies = manifest["schema_sha256"], manifest["vocabulary_sha256"]
+        digest = manifest["schema_sha256"]
+        vocabularies = manifest["vocabulary_sha256"]
         _ = [(int(manifest["rows"][part]), manifest["label_mean"][part].items()) for part in PARTS]
         _ = [float(manifest["base_rate"][label]) for label in manifest["label_mean"]["train"]]
-        _ = [(manifest["runs"][part].items(), manifest["saved_bytes"][part].items()) for part in PARTS]
-        _ = [manifest["clipped"].items(), *(manifest["unknown_ids"][part].items() for part in PARTS)]
+        _ = [
+            (manifest["runs"][part].items(), manifest["saved_bytes"][part].items())
+            for part in PARTS
+        ]
+        _ = [
+            manifest["clipped"].items(),
+            *(manifest["unknown_ids"][part].items() for part in PARTS),
+        ]
         names = ("schema.toml", *vocabularies, *manifest["parts_sha256"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None
+        raise UserError(f"{path / MANIFEST}: damaged; {_AGAIN}") from None
     for file in names:
-        if not (path / file).is_file():
-            raise UserError(f"{path / file}: missing; prepare the log again")
+        if not manifest_file(path, file, _AGAIN).exists():
+            raise UserError(f"{path / file}: missing; {_AGAIN}")
     if sha256(path / "schema.toml") != digest:
         remedy = "prepare the log again with the edited one (--schema)"
         raise UserError(f"{path / 'schema.toml'}: changed since the log was prepared; {remedy}")

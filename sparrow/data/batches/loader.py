@@ -10,18 +10,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sparrow import features
 from sparrow.core import Batch, UserError
-from sparrow.core.ahead import ahead
 from sparrow.core.arrays import Bools
-from sparrow.data.batches.parts import File, opened, read_groups, request
+from sparrow.core.prefetch import prefetch
+from sparrow.data.batches.parts import File, open_files, read_groups, request
 from sparrow.features.rows import Int64s, Rows, joined
-from sparrow.features.runs import begins
-from sparrow.features.schema import Schema
-from sparrow.features.transforms import weights_of
+from sparrow.features.schema import Schema, weights_of
 
-SHUFFLED_GROUPS, PLAIN_GROUPS = 64, 16  # row groups of a window, of which two are in memory at a time
+# row groups of a window, of which two are in memory at a time
+SHUFFLED_GROUPS = 64
+PLAIN_GROUPS = 16
 STRATA = 64
-BATCHES_AHEAD = 2  # so that a thread which the system keeps waiting for some milliseconds keeps nobody else waiting
+# so that a thread which the system keeps waiting for some milliseconds keeps nobody else waiting
+BATCHES_AHEAD = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,8 @@ class Share:
 class _Piece:
     """What a window has of a batch: whether the batch begins here, and this reader's rows of it.
 
-    places: of the rows in the window. numbers: of the rows in the training, where they are asked for.
+    places: of the rows in the window. numbers: of the rows in the training, where they are asked
+    for.
     """
 
     begins: bool
@@ -51,20 +54,25 @@ class _Piece:
 
 
 class Loader:
-    """The batches of one part. An iteration gives the rest of the current epoch, and the next one the next epoch.
+    """The batches of one part. An iteration gives the rest of the current epoch, and the next one
+    the next epoch.
 
-    Batch k holds rows [k * batch_size, (k + 1) * batch_size) of the epoch's order. Without `shuffle` that is the file's
-    order. With it the order is drawn from (seed, epoch): row groups are in random order, and rows are at random within
-    windows of row groups. About as many rows of every batch are from each of STRATA parts of the window.
+    Batch k holds rows [k * batch_size, (k + 1) * batch_size) of the epoch's order. Without
+    `shuffle` that is the file's order. With it the order is drawn from (seed, epoch): row groups
+    are in random order, and rows are at random within windows of row groups. About as many rows of
+    every batch are from each of STRATA parts of the window.
 
-    In a clustered log it is sessions that are put in random order. Each end of a batch moves to the beginning of its
-    request, so a batch may have fewer rows, or up to twice as many. A request of more than batch_size rows is cut.
+    In a clustered log it is sessions that are put in random order. Each end of a batch moves to the
+    beginning of its request, so a batch may have fewer rows, or up to twice as many. A request of
+    more than batch_size rows is cut.
 
-    Several ranks can divide the rows of each batch among them. Then the batches are one rank's. Within a window every
-    rank has a stretch of a batch, of nearly as many rows as any other's, in the order of the file. A stretch holds
-    whole requests. Only row groups in which a rank has rows are read.
+    Several ranks can divide the rows of each batch among them. Then the batches are one rank's.
+    Within a window every rank has a stretch of a batch, of nearly as many rows as any other's, in
+    the order of the file. A stretch holds whole requests. Only row groups in which a rank has rows
+    are read.
 
-    One thread reads a window ahead, and another cuts batches. They end with the iteration, also with an abandoned one.
+    One thread reads a window ahead, and another cuts batches. They end with the iteration, also
+    with an abandoned one.
 
     Args:
         schema: the prepared log's.
@@ -102,15 +110,21 @@ class Loader:
         self._unique = unique
         self._rank = rank
         self._ranks = ranks
-        with opened(folder, schema) as parquet:
+        with open_files(folder, schema) as parquet:
             meta = parquet[None].parquet.metadata
-            self._group_rows = np.array([meta.row_group(i).num_rows for i in range(meta.num_row_groups)], np.int64)
+            self._group_rows = np.array(
+                [meta.row_group(i).num_rows for i in range(meta.num_row_groups)], np.int64
+            )
         rows = int(self._group_rows.sum())
         self._batches = -(-rows // batch_size)
         self._by = schema.cluster.by if schema.cluster else None  # its equal rows stay side by side
-        self._leading = (self._by, *request(schema)) if self._by else ()  # what the order depends on
-        self._columns = schema.of_kind("label", "weight", "group", "numeric", "vector", "categorical", "list")
-        self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
+        # what the order depends on
+        self._leading = (self._by, *request(schema)) if self._by else ()
+        self._columns = schema.of_kind("label", "group", "numeric", "vector", "categorical", "list")
+        self._columns += schema.weights
+        self._columns += tuple(
+            weights_of(name) for name, column in schema.columns.items() if column.weights
+        )
         self._columns += self._leading
         self._is_numbered = False
         self._epoch = self._next = 0
@@ -123,45 +137,52 @@ class Loader:
         return (share.batch for share in self.shares())
 
     def shares(self) -> Iterator[Share]:
-        """Yields this rank's rows of each batch, with the rows and the sum of the weights of the whole batch."""
+        """Yields this rank's rows of each batch, with the rows and the sum of the weights of the
+        whole batch.
+        """
         if self._next < self._batches:
-            windows = ahead(self._windows(), "sparrow-loader")
-            for share in ahead(_gathered(windows), "sparrow-batches", BATCHES_AHEAD):
+            windows = prefetch(self._windows(), "sparrow-loader")
+            for share in prefetch(_gathered(windows), "sparrow-batches", BATCHES_AHEAD):
                 self._next += 1
                 yield share
         self._epoch = self._epoch + 1
         self._next = 0
 
     def with_groups(self) -> None:
-        """Let rows of a group that stand side by side stay in one batch and with one rank. In a clustered log they do.
+        """Let rows of a group that stand side by side stay in one batch and with one rank. In a
+        clustered log they do.
 
         Rows are cut apart at the end of a window and, where rows are shuffled, of a row group.
         """
         group = self.schema.role("group")
         if self._by is None and group is not None:
-            self._by, self._leading = group, (group,)
+            self._by = group
+            self._leading = (group,)
 
     def groups_cut(self, most: int = 1_000_000) -> tuple[int, int, int]:
-        """Returns how many groups there are, how many of them come in pieces, and in how many rows they were counted.
+        """Returns how many groups there are, how many of them come in pieces, and in how many rows
+        they were counted.
 
         most: about how many of the first rows are counted.
         """
         name = str(self.schema.role("group"))
         ends = np.cumsum(self._group_rows)
         counted = min(int(np.searchsorted(ends, most)) + 1, len(ends))
-        with opened(self._folder, self.schema) as parquet:
+        with open_files(self._folder, self.schema) as parquet:
             read = read_groups({None: parquet[None]}, list(range(counted)), (name,))
             group_N = Rows(self.schema, [read]).column("group")
-        begin_N = begins([(group_N, None)], len(group_N))
+        begin_N = features.runs.begins([(group_N, None)], len(group_N))
         step = 1 if self._shuffle else self._window_groups()
         begin_N[ends[: counted - 1][step - 1 :: step]] = True
         first = np.flatnonzero(begin_N)
         pieces = -(-np.diff(first, append=len(group_N)) // self.batch_size)
-        groups, of = np.unique(group_N[first], return_inverse=True)
-        return len(groups), int((np.bincount(of, pieces) > 1).sum()), len(group_N)
+        groups, group_of_piece = np.unique(group_N[first], return_inverse=True)
+        return len(groups), int((np.bincount(group_of_piece, pieces) > 1).sum()), len(group_N)
 
     def with_rows(self) -> None:
-        """Let batches have `row_B`. It depends neither on how ranks divide the rows, nor on where one goes on."""
+        """Let batches have `row_B`. It depends neither on how ranks divide the rows, nor on where
+        one goes on.
+        """
         self._is_numbered = True
 
     def with_time(self) -> None:
@@ -169,18 +190,32 @@ class Loader:
         self._columns += self.schema.of_kind("time")
 
     def bytes_ahead(self) -> int:
-        """Returns about how many bytes of memory an iteration takes.
+        """Returns about how many bytes of memory windows take in an iteration. Batches come beside
+        them.
 
-        These are what it reads of two windows, as Parquet counts it, and one row group more.
+        While one window is used the next is ready, and when that begins, a third is read: as
+        Parquet has it, and as rows. What rows take is known from the largest row group.
         """
-        with opened(self._folder, self.schema) as parquet:
+        with open_files(self._folder, self.schema) as parquet:
             metas = [file.parquet.metadata for file in parquet.values()]
-            sizes = [sum(m.row_group(i).total_byte_size for m in metas) for i in range(metas[0].num_row_groups)]
+            sizes = []
+            for i in range(metas[0].num_row_groups):
+                sizes.append(sum(m.row_group(i).total_byte_size for m in metas))
+            if not sizes:
+                return 0
+            largest = max(range(len(sizes)), key=sizes.__getitem__)
+            rows = Rows(self.schema, [read_groups(parquet, [largest], self._columns)], self._unique)
         groups = min(self._window_groups(), len(sizes))
+        windows = min(2, -(-len(sizes) // groups) - 1)  # that are there beside the one that is read
         if self._ranks > 1:  # a stretch of each batch, and of one that is shuffled the same stretch
-            batches = 1 if self._shuffle else -(-groups * int(self._group_rows.max(initial=0)) // self.batch_size)
-            groups = min(groups, -(-groups // self._ranks) + batches)  # a stretch may begin within a group
-        return max(sizes, default=0) * (1 + 2 * groups)
+            batches = (
+                1
+                if self._shuffle
+                else -(-groups * int(self._group_rows.max(initial=0)) // self.batch_size)
+            )
+            # a stretch may begin within a group
+            groups = min(groups, -(-groups // self._ranks) + batches)
+        return groups * ((windows + 1) * rows.nbytes + sizes[largest])
 
     @property
     def exhausted(self) -> bool:
@@ -195,82 +230,116 @@ class Loader:
         """Goes to where the loader stood when `state_dict` was called.
 
         Raises:
-            UserError: for another batch size, whose batches are cut elsewhere, and for a batch beyond the epoch's end.
+            UserError: for another batch size, whose batches are cut elsewhere, and for a batch
+                beyond the epoch's end.
         """
         if state["batch_size"] != self.batch_size or not 0 <= state["batch"] <= self._batches:
             raise UserError(
-                f"batch_size: {self.batch_size} over {self._batches} batches cannot take up {dict(state)}; "
-                "keep the data and the batch size of the run"
+                f"batch_size: {self.batch_size} over {self._batches} batches cannot take up"
+                f" {dict(state)}; keep the data and the batch size of the run"
             )
         self._epoch = state["epoch"]
         self._next = state["batch"]
 
     def _window_groups(self) -> int:
-        """Returns how many row groups a window has; fewer where they are larger than `prepare` makes them now."""
+        """Returns how many row groups a window has; fewer where they are larger than `prepare`
+        makes them now.
+        """
         rows, groups = (1 << 18, SHUFFLED_GROUPS) if self._shuffle else (1 << 16, PLAIN_GROUPS)
         return min(groups, max(1, rows // int(self._group_rows.max(initial=1))))
 
     def _windows(self) -> Iterator[tuple[Rows, list[_Piece]]]:
-        """Yields the epoch's rows from the next batch on, a window at a time. Windows before it are not read."""
+        """Yields the epoch's rows from the next batch on, a window at a time. Windows before it are
+        not read.
+        """
         order = np.arange(len(self._group_rows))
         size = self._window_groups()
         low = 0
         if self._shuffle:
             order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
-        with opened(self._folder, self.schema) as parquet:
+        with open_files(self._folder, self.schema) as parquet:
             for first in range(0, len(order), size):
                 groups = order[first : first + size]
                 high = low + int(self._group_rows[groups].sum())
                 if self._next * self.batch_size < high:
-                    random = np.random.default_rng((self._seed, self._epoch, first)) if self._shuffle else None
+                    random = (
+                        np.random.default_rng((self._seed, self._epoch, first))
+                        if self._shuffle
+                        else None
+                    )
                     yield self._window(parquet, groups, low, random)
                 low = high
 
     def _window(
-        self, parquet: Mapping[str | None, File], groups: Int64s, low: int, random: np.random.Generator | None
+        self,
+        parquet: Mapping[str | None, File],
+        groups: Int64s,
+        low: int,
+        random: np.random.Generator | None,
     ) -> tuple[Rows, list[_Piece]]:
-        """Returns this reader's rows of some row groups, and its pieces of batches. low: their first row's number."""
+        """Returns this reader's rows of some row groups, and its pieces of batches. low: their
+        first row's number.
+        """
         if self._ranks == 1:
-            rows = lead = Rows(self.schema, [read_groups(parquet, groups.tolist(), self._columns)], self._unique)
+            tables = read_groups(parquet, groups.tolist(), self._columns)
+            rows = lead = Rows(self.schema, [tables], self._unique)
         else:
-            names = (*self._leading, *self.schema.of_kind("weight"))
-            lead = Rows(self.schema, [read_groups({None: parquet[None]}, groups.tolist(), names)] if names else [])
+            names = (*self._leading, *self.schema.weights)
+            lead_file: Mapping[str | None, File] = {None: parquet[None]}
+            lead_tables = [read_groups(lead_file, groups.tolist(), names)] if names else []
+            lead = Rows(self.schema, lead_tables)
         sizes = self._group_rows[groups]
         pieces = self._pieces(int(sizes.sum()), lead, low, random)
         if self._ranks > 1:
             at = np.concatenate([piece.places for piece in pieces])
             group_of = np.searchsorted(np.cumsum(sizes), at, "right")
             read = np.unique(group_of)
-            rows = Rows(self.schema, [read_groups(parquet, groups[read].tolist(), self._columns)], self._unique)
+            tables = read_groups(parquet, groups[read].tolist(), self._columns)
+            rows = Rows(self.schema, [tables], self._unique)
             unread = sizes.copy()
             unread[read] = 0
             at -= np.cumsum(unread)[group_of]
             ends = np.cumsum([len(piece.places) for piece in pieces])
-            pieces = [replace(piece, places=mine) for piece, mine in zip(pieces, np.split(at, ends[:-1]), strict=True)]
+            places_of_pieces = np.split(at, ends[:-1])
+            for i, places in enumerate(places_of_pieces):
+                pieces[i] = replace(pieces[i], places=places)
         return rows, pieces
 
-    def _pieces(self, count: int, lead: Rows, low: int, random: np.random.Generator | None) -> list[_Piece]:
-        """Returns what a window of `count` rows has of each batch. lead: says where requests begin, and weights."""
+    def _pieces(
+        self, count: int, lead: Rows, low: int, random: np.random.Generator | None
+    ) -> list[_Piece]:
+        """Returns what a window of `count` rows has of each batch. lead: says where requests begin,
+        and weights.
+        """
         places, begin_N, requests = self._order(count, lead, random)
-        weight_N = lead.column("weight") if self.schema.role("weight") else None
-        wanted = np.arange(max(self._next, -(-low // self.batch_size)), -(-(low + count) // self.batch_size))
+        weight_N = lead.column("weight") if self.schema.weights else None
+        wanted = np.arange(
+            max(self._next, -(-low // self.batch_size)), -(-(low + count) // self.batch_size)
+        )
         edges = wanted * self.batch_size - low
         if requests is not None:
             edges = requests[np.searchsorted(requests, edges, "right") - 1]
-        found, bounds = [], [0, *edges.tolist(), count]
+        pieces = []
+        bounds = [0, *edges.tolist(), count]
         for i, (first, last) in enumerate(itertools.pairwise(bounds)):
-            of_piece, samples = places[first:last], last - first
+            piece_places = places[first:last]
+            samples = last - first
             if not i and (not samples or self._next >= -(-low // self.batch_size)):
                 continue  # of a batch before the next one
             if self._ranks > 1:
-                of_piece = self._mine(of_piece if random is None else np.sort(of_piece), begin_N)
-            mass = float(samples) if weight_N is None else float(weight_N[places[first:last]].sum(dtype=np.float64))
-            numbers = of_piece + (low + (self._epoch << 40)) if self._is_numbered else None
-            found.append(_Piece(i > 0, of_piece, numbers, samples, mass))
-        return found
+                in_order = piece_places if random is None else np.sort(piece_places)
+                piece_places = self._rank_stretch(in_order, begin_N)
+            mass = float(samples)
+            if weight_N is not None:
+                mass = float(weight_N[places[first:last]].sum(dtype=np.float64))
+            numbers = piece_places + (low + (self._epoch << 40)) if self._is_numbered else None
+            pieces.append(_Piece(i > 0, piece_places, numbers, samples, mass))
+        return pieces
 
-    def _mine(self, places: Int64s, begin_N: Bools | None) -> Int64s:
-        """Returns this rank's stretch of a window's rows of a batch. Its ends move to where their request begins."""
+    def _rank_stretch(self, places: Int64s, begin_N: Bools | None) -> Int64s:
+        """Returns this rank's stretch of a window's rows of a batch. Its ends move to where their
+        request begins.
+        """
         ends = len(places) * np.array([self._rank, self._rank + 1]) // self._ranks
         if begin_N is not None:
             starts = np.flatnonzero(begin_N[places])
@@ -284,20 +353,22 @@ class Loader:
         """Returns what is needed to cut a window in batches.
 
         Returns:
-            The places of its rows in this epoch's order; which rows begin a request in the file; and where in that
-            order a batch may begin.
+            The places of its rows in this epoch's order; which rows begin a request in the file;
+            and where in that order a batch may begin.
         """
         places = np.arange(count)
         if self._by is None:
             return (places if random is None else _mixed(count, random)), None, None
         if random is not None:
             kind = self.schema.columns[self._by].kind
-            session = np.append(np.flatnonzero(begins([(lead.column(kind), None)], count)), count)
+            session = np.append(
+                np.flatnonzero(features.runs.begins([(lead.column(kind), None)], count)), count
+            )
             chosen = _mixed(len(session) - 1, random)
             lengths = np.diff(session)[chosen]
             places = np.repeat(session[chosen] - np.cumsum(lengths) + lengths, lengths) + places
         columns = [(lead.column(self.schema.columns[name].kind), None) for name in self._leading]
-        begin_N = begins(columns, count)
+        begin_N = features.runs.begins(columns, count)
         starts = np.flatnonzero(begin_N[places])
         lengths = np.diff(starts, append=count)
         pieces = -(-lengths // self.batch_size)
@@ -306,7 +377,9 @@ class Loader:
 
 
 def _mixed(count: int, random: np.random.Generator) -> Int64s:
-    """Returns a permutation. Any stretch of it has about as many numbers from each of STRATA equal parts of them."""
+    """Returns a permutation. Any stretch of it has about as many numbers from each of STRATA equal
+    parts of them.
+    """
     apiece = -(-count // STRATA)
     mixed = random.permuted(np.arange(STRATA * apiece).reshape(STRATA, apiece), axis=1).T.ravel()
     return mixed[mixed < count]
@@ -330,4 +403,6 @@ def _gathered(windows: Iterator[tuple[Rows, list[_Piece]]]) -> Iterator[Share]:
 
 def _joined(held: list[Share]) -> Share:
     batches = [share.batch for share in held if share.batch.batch_size] or [held[0].batch]
-    return Share(joined(batches), sum(share.samples for share in held), sum(share.mass for share in held))
+    return Share(
+        joined(batches), sum(share.samples for share in held), sum(share.mass for share in held)
+    )

@@ -1,7 +1,9 @@
-"""A part of a prepared log on disk: rows, and beside them groups of features once for every run of equal rows.
+"""A part of a prepared log on disk: rows, and beside them groups of features once for every run of
+equal rows.
 
-part-00000.parquet holds the columns of no group; group-NAME.parquet those of one, with the rows of each run in column
-`:rows`. All files have the same row groups, so that a reader can take one of each.
+part-00000.parquet holds the columns of no group; group-NAME.parquet those of one, with the rows of
+each run in column `:rows`. All files have the same row groups, so that a reader can take one of
+each.
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sparrow import features
 from sparrow.core.arrays import Int64s
-from sparrow.core.errors import UserError
-from sparrow.features.runs import RUN, begins, bits
-from sparrow.features.schema import Schema
-from sparrow.features.transforms import weights_of
+from sparrow.core.errors import UserError, complaint
+from sparrow.features.schema import RUN, Schema, weights_of
 
 VERSION = 8  # of a prepared log's format
 PARTS = ("train", "valid", "test")
 ROWS = "part-00000.parquet"
-GROUP_ROWS, GROUP_BYTES = 1 << 12, 1 << 20  # of a row group, at most: small, so that many readers can divide a batch
+# of a row group, at most: small, so that many readers can divide a batch
+GROUP_ROWS = 1 << 12
+GROUP_BYTES = 1 << 20
 PAYS = 1.1  # rows for a run of equal ones, from which on they are looked up once
 
 
@@ -44,8 +47,8 @@ def files(schema: Schema) -> tuple[str, ...]:
 def pays(schema: Schema, group: str, factor: float, ranks: int = 1) -> bool:
     """Returns whether it takes less time to look a group's equal rows up once.
 
-    One process looks ids up as fast as it finds out which of them repeat, unless they are lists. Between ranks, a
-    vector less travels for each repeated row (measured: docs/dedup.md).
+    One process looks ids up as fast as it finds out which of them repeat, unless they are lists.
+    Between ranks, a vector less travels for each repeated row (measured: docs/dedup.md).
 
     Args:
         schema: the prepared log's.
@@ -59,12 +62,12 @@ def pays(schema: Schema, group: str, factor: float, ranks: int = 1) -> bool:
 
 def columns_of(schema: Schema, group: str) -> list[str]:
     """Returns a group's columns, the weights of lists included."""
-    return [
-        name
-        for feature in schema.groups[group]
-        for name in (feature, weights_of(feature))
-        if name == feature or schema.columns[feature].weights
-    ]
+    names: list[str] = []
+    for feature in schema.groups[group]:
+        names.append(feature)
+        if schema.columns[feature].weights:
+            names.append(weights_of(feature))
+    return names
 
 
 def request(schema: Schema) -> list[str]:
@@ -77,10 +80,11 @@ def request(schema: Schema) -> list[str]:
 
 
 class PartWriter:
-    """Writes one part, in row groups of at most GROUP_ROWS and GROUP_BYTES. If clustered, these hold whole requests.
+    """Writes one part, in row groups of at most GROUP_ROWS and GROUP_BYTES. If clustered, these
+    hold whole requests.
 
-    runs: group -> runs of equal rows so far. saved: group -> bytes that the rows beyond the first of each run would
-    take as numbers.
+    runs: group -> runs of equal rows so far. saved: group -> bytes that the rows beyond the first
+    of each run would take as numbers.
     """
 
     def __init__(self, folder: Path, schema: Schema) -> None:
@@ -99,15 +103,19 @@ class PartWriter:
         if not self._writers:
             for name, part in self._parts(table.slice(0, 0)).items():
                 self._writers[name] = pq.ParquetWriter(
-                    self._folder / name, part.schema, compression="lz4", write_page_checksum=True, use_dictionary=False
+                    self._folder / name,
+                    part.schema,
+                    compression="lz4",
+                    write_page_checksum=True,
+                    use_dictionary=False,
                 )
         self._held.append(table)
         self._rows = self._rows + table.num_rows
         self._bytes = self._bytes + int(_sizes(table).sum())
         if self._rows > GROUP_ROWS or self._bytes > GROUP_BYTES:
-            self._write(all_of_it=False)
+            self._write(is_last=False)
 
-    def _write(self, *, all_of_it: bool) -> None:
+    def _write(self, *, is_last: bool) -> None:
         table = pa.concat_tables(self._held).combine_chunks()
         ends = np.cumsum(_sizes(table))
         at = 0
@@ -116,11 +124,12 @@ class PartWriter:
             before = ends[at - 1] if at else 0
             fit = max(int(np.searchsorted(ends, before + GROUP_BYTES, "right")) - at, 1)
             rows = min(GROUP_ROWS, fit, total - at)
-            if at + rows == total and not all_of_it:
+            if at + rows == total and not is_last:
                 break  # more of its rows may come
             if self._request and at + rows < total:
                 head = table.slice(at, rows + 1)
-                starts = np.flatnonzero(begins([bits(head[name]) for name in self._request], rows + 1))[1:]
+                requests = [features.runs.bits(head[name]) for name in self._request]
+                starts = np.flatnonzero(features.runs.begins(requests, rows + 1))[1:]
                 rows = int(starts[-1]) if len(starts) else rows  # a request of more rows is cut
             for name, part in self._parts(table.slice(at, rows)).items():
                 self._writers[name].write_table(part, row_group_size=GROUP_ROWS)
@@ -131,23 +140,25 @@ class PartWriter:
 
     def _parts(self, table: pa.Table) -> dict[str, pa.Table]:
         """Returns file -> what it gets of some rows."""
-        found = {}
+        group_tables = {}
         for group, names in self._groups.items():
-            first = np.flatnonzero(begins([bits(table[name]) for name in names], table.num_rows))
+            columns = [features.runs.bits(table[name]) for name in names]
+            first = np.flatnonzero(features.runs.begins(columns, table.num_rows))
             rows = table.select(names)
             runs = rows.take(pa.array(first))
             lengths = np.diff(first, append=table.num_rows).astype(np.int32)
-            found[group_file(group)] = runs = runs.add_column(0, RUN, pa.array(lengths))
+            group_tables[group_file(group)] = runs = runs.add_column(0, RUN, pa.array(lengths))
             self.runs[group] += len(first)
             self.saved[group] += int(_sizes(rows).sum()) - int(_sizes(runs).sum())
         apart = {name for names in self._groups.values() for name in names}
-        return {ROWS: table.select([name for name in table.column_names if name not in apart]), **found}
+        rows_table = table.select([name for name in table.column_names if name not in apart])
+        return {ROWS: rows_table, **group_tables}
 
-    def close(self, *, whole: bool) -> None:
-        """Closes the files. If the log came `whole`, what is held is written first."""
+    def close(self, *, is_complete: bool) -> None:
+        """Closes the files. is_complete: no more rows come, and those held are written first."""
         try:
-            if whole and self._writers:
-                self._write(all_of_it=True)
+            if is_complete and self._writers:
+                self._write(is_last=True)
         finally:
             for writer in self._writers.values():
                 writer.close()
@@ -158,7 +169,9 @@ def _sizes(table: pa.Table) -> Int64s:
     sizes_N = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
         if pa.types.is_large_list(column.type):
-            sizes_N += 8 + column.type.value_type.bit_width // 8 * pc.list_value_length(column).to_numpy()
+            sizes_N += (
+                8 + column.type.value_type.bit_width // 8 * pc.list_value_length(column).to_numpy()
+            )
         else:
             sizes_N += column.type.bit_width // 8
     return sizes_N
@@ -172,19 +185,20 @@ class File(NamedTuple):
 
 
 @contextmanager
-def opened(folder: Path, schema: Schema) -> Iterator[dict[str | None, File]]:
-    """Yields group -> the open file of a part. The file of the columns of no group has the key None, and comes first.
+def open_files(folder: Path, schema: Schema) -> Iterator[dict[str | None, File]]:
+    """Yields group -> the open file of a part. The file of the columns of no group has the key
+    None, and comes first.
 
     Raises:
         UserError: for a damaged file.
     """
     with ExitStack() as stack:
-        found = {}
+        parquet_files = {}
         for group, name in zip((None, *schema.groups), files(schema), strict=True):
-            with _told(path := folder / name):
+            with _report_damage(path := folder / name):
                 parquet = stack.enter_context(pq.ParquetFile(path, page_checksum_verification=True))
-            found[group] = File(path, parquet)
-        yield found
+            parquet_files[group] = File(path, parquet)
+        yield parquet_files
 
 
 def read_groups(
@@ -193,28 +207,30 @@ def read_groups(
     """Returns group -> a table of some row groups.
 
     Args:
-        files: what `opened` gives.
+        files: what `open_files` gives.
         numbers: of the row groups, from 0.
         columns: the wanted columns; all by default.
 
     Raises:
         UserError: for a damaged file.
     """
-    found = {}
+    tables = {}
     for group, file in files.items():
         names = file.parquet.schema_arrow.names
-        wanted = names if columns is None else [name for name in names if name in columns or name == RUN]
-        with _told(file.path):
-            found[group] = file.parquet.read_row_groups(list(numbers), wanted, use_threads=False)
-    return found
+        wanted = names
+        if columns is not None:
+            wanted = [name for name in names if name in columns or name == RUN]
+        with _report_damage(file.path):
+            tables[group] = file.parquet.read_row_groups(list(numbers), wanted, use_threads=False)
+    return tables
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _report_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); prepare the log again") from None
+        raise UserError(f"{path}: damaged ({complaint(error)}); prepare the log again") from None
 
 
 def sha256(path: Path) -> str:

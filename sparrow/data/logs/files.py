@@ -1,27 +1,40 @@
-"""Where a log's files are: on this machine or in an object store, one by one, as globs or as folders."""
+"""Where a log's files are: on this machine or in an object store, one by one, as globs or as
+folders.
+"""
 
 from __future__ import annotations
 
-import fnmatch
-import glob
+import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import IO
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from sparrow.core.errors import UserError
+from sparrow.core.errors import UserError, complaint
+from sparrow.data import logs
+from sparrow.data.logs.packed import unpacked
 
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\x04\x22\x4d\x18": "lz4"}
+# what Hive and Spark write for a missing value, and for an empty text
+NULL = "__HIVE_DEFAULT_PARTITION__"
+
+Partition = Mapping[str, str | None]  # the columns that a file's folders name, and their values
+
+# of Spark
+BOOKKEEPING = re.compile(r"_(SUCCESS|metadata|common_metadata|(committed|started)_.*)|\..*\.crc")
+_EMPTY_BYTES = 64  # which no packed empty file exceeds
 
 
 @dataclass(frozen=True, kw_only=True)
 class File:
     """One file of a log. name: as a person wrote it; size, modified (ns): when the log was opened.
 
-    number: its place among the log's files.
+    number: its place among the log's files. partition: the columns that its folders name, with
+    their values.
     """
 
     name: str
@@ -30,6 +43,7 @@ class File:
     size: int
     modified: int | None
     number: int = 0
+    partition: Partition = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
@@ -40,19 +54,37 @@ class File:
         return isinstance(self.system, pafs.LocalFileSystem)
 
     def resolve(self) -> Path:
-        """Returns the absolute path. For a file in an object store it is a path that no file of this machine has."""
+        """Returns the absolute path. For a file in an object store it is a path that no file of
+        this machine has.
+        """
         return Path(self.path).resolve() if self.is_local else Path("/") / self.name
+
+    def is_empty(self) -> bool:
+        """Returns whether there is nothing in it, packed or not. Parquet is never empty, unless it
+        is damaged.
+        """
+        if ".parquet" in PurePosixPath(self.path).name or self.size > _EMPTY_BYTES:
+            return False
+        try:
+            with self.stream() as stream:
+                return not stream.read(1)
+        except (pa.ArrowException, OSError):
+            return False
 
     def start(self, size: int) -> bytes:
         """Returns the first `size` bytes as they are stored."""
         with self.system.open_input_stream(self.path, compression=None) as stream:
             return stream.read(size)
 
-    def stream(self) -> pa.NativeFile:
-        """Returns a stream of its bytes from first to last, unpacked when it begins like a compressed file."""
-        start = self.start(4)
-        packed = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
-        return self.system.open_input_stream(self.path, compression=packed)
+    def stream(self) -> IO[bytes] | pa.NativeFile:
+        """Returns a stream of its bytes from first to last, unpacked when it begins like a packed
+        file.
+
+        Raises:
+            UserError: for an archive that is not one file.
+            OSError: for one that is damaged.
+        """
+        return unpacked(self.name, self.system, self.path)
 
     def check(self) -> None:
         """Checks that the file is what it was when the log was opened.
@@ -62,95 +94,118 @@ class File:
         """
         info = self.system.get_file_info(self.path)
         if info.type == pafs.FileType.NotFound:
-            raise UserError(f"{self}: not there any more, or not on the machine that reads it; put it where it was")
-        if info.type != pafs.FileType.File or (info.size, info.mtime_ns) != (self.size, self.modified):
+            raise UserError(
+                f"{self}: not there any more, or not on the machine that reads it; put it where"
+                " it was"
+            )
+        if info.type != pafs.FileType.File or (info.size, info.mtime_ns) != (
+            self.size,
+            self.modified,
+        ):
             raise UserError(f"{self}: changed while it was read; copy it first and name the copy")
 
 
-def find(inputs: Sequence[str | Path]) -> tuple[File, ...]:
-    """Returns the files that paths, glob patterns, folders and URIs (s3://, gs://, file://, ...) name, in order.
+def is_partition(folder: str) -> bool:
+    """Returns whether a folder's name is a column and its value."""
+    return folder.find("=") > 0
 
-    Matches of a pattern and files of a folder come in name order, without hidden ones and .json.
+
+def partition_of(path: str) -> Partition:
+    """Returns the columns that a file's folders name, with their values; None is a missing one.
 
     Raises:
-        UserError: for a name that fits nothing, a file that is named twice, and a store that does not answer.
+        UserError: when two folders name one column.
     """
-    files = tuple(file for text in inputs for file in _expand(str(text)))
+    partition: dict[str, str | None] = {}
+    for folder in filter(is_partition, PurePosixPath(path).parts[:-1]):
+        key, _, value = folder.partition("=")
+        key = unquote(key)
+        value = unquote(value)
+        if key in partition:
+            raise UserError(f"{path}: two of its folders are named {key}=...; rename one")
+        partition[key] = None if value in (NULL, "") else value
+    return partition
+
+
+def find(inputs: Sequence[str | Path]) -> tuple[File, ...]:
+    """Returns the files that paths, glob patterns, folders and URIs (s3://, gs://, file://, ...)
+    name, in order.
+
+    Matches of a pattern and files of a folder come in the order of their paths, without what begins
+    with "_" or "." (unless the pattern does), and without empty files if others are not; those of a
+    folder also without .json. A folder's files are also those in its folders of partitions, see
+    `partition_of`. Where a pattern fits folders alone, it stands for these. Of files that are named
+    one by one, those that Spark writes beside its own, such as _SUCCESS, are passed over.
+
+    Raises:
+        UserError: for a name that fits nothing, a file that is named twice, a link to nothing, and
+            a store that does not answer.
+    """
+    named = [str(text) for text in inputs]
+    if len(named) > 1:  # a shell's pattern, such as clicks/*
+        named = [text for text in named if not BOOKKEEPING.fullmatch(PurePosixPath(text).name)]
+    files = tuple(itertools.chain.from_iterable(map(_expand, named)))
     if not files:
         raise UserError("inputs: none given; name at least one file")
-    seen: set[Path] = set()
+    resolved: set[Path] = set()
     for file in files:
-        if file.resolve() in seen:
+        if file.resolve() in resolved:
             raise UserError(f"{file}: named twice; name it once, or its rows count twice")
-        seen.add(file.resolve())
+        resolved.add(file.resolve())
     return tuple(replace(file, number=i) for i, file in enumerate(files))
 
 
 def _expand(text: str) -> list[File]:
+    """Returns the files that one input names."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text):
         try:
-            return _in_store(text)
+            system, infos, prefix = logs.folders.in_store(text)
+            return _files(text, system, infos, prefix)
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
             remedy = "check the address and the credentials"
-            raise UserError(f"{text}: cannot be looked up: {first_line(error)}; {remedy}") from None
-    local, path = pafs.LocalFileSystem(), Path(text)
-    if path.is_dir():
-        infos = _in_folder(local, str(path))
-    elif path.exists():
-        infos = [local.get_file_info(str(path))]
-    else:
-        infos = local.get_file_info(sorted(m for m in glob.glob(text, recursive=True) if Path(m).is_file()))
-    return _files(text, local, infos, "", path.is_dir())
+            raise UserError(f"{text}: cannot be looked up: {complaint(error)}; {remedy}") from None
+    system = pafs.LocalFileSystem()
+    path = Path(text)
+    infos = [system.get_file_info(str(path))] if path.exists() else logs.folders.matches_of(text)
+    return _files(text, system, infos, "")
 
 
-def _in_store(text: str) -> list[File]:
-    address, _, query = text.partition("?")
-    base, wild = address, re.search(r"[*\[]", address)
-    if wild:
-        base = address[: address.rindex("/", 0, wild.start())]
-    system, root = pafs.FileSystem.from_uri(base + (f"?{query}" if query else ""))
-    prefix = base.removesuffix("/").removesuffix(root.removesuffix("/"))
-    if wild:
-        patterns = (root.removesuffix("/") + address[len(base) :]).split("/")
-        found = system.get_file_info(pafs.FileSelector(root, recursive=True))
-        infos = [info for info in found if info.is_file and _matches(info.path.split("/"), patterns)]
-    else:
-        infos = [system.get_file_info(root)]
-        if infos[0].type == pafs.FileType.Directory:
-            return _files(text, system, _in_folder(system, root), prefix, True)
-    return _files(text, system, sorted(infos, key=lambda info: info.path), prefix, False)
-
-
-def _matches(parts: list[str], patterns: list[str]) -> bool:
-    """Returns whether a path's folders and name fit a pattern's, one by one; ** fits any number of folders."""
-    if not patterns or not parts:
-        return not parts and all(pattern == "**" for pattern in patterns)
-    if patterns[0] == "**":
-        return _matches(parts, patterns[1:]) or _matches(parts[1:], patterns)
-    return fnmatch.fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])
-
-
-def _in_folder(system: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
-    infos = system.get_file_info(pafs.FileSelector(folder))
-    kept = (i for i in infos if i.is_file and i.base_name[0] not in "._" and i.extension != "json")
-    return sorted(kept, key=lambda info: info.base_name)
-
-
-def _files(text: str, system: pafs.FileSystem, infos: list[pafs.FileInfo], prefix: str, is_folder: bool) -> list[File]:
+def _files(
+    text: str, system: pafs.FileSystem, infos: list[pafs.FileInfo], prefix: str
+) -> list[File]:
+    """Returns files, and those in folders, without the empty ones if others are not. text: what
+    named them.
+    """
     infos = [info for info in infos if info.type != pafs.FileType.NotFound]
     if not infos:
-        raise UserError(f"{text}: holds no files; name a log" if is_folder else f"{text}: no such file; check the path")
+        raise UserError(f"{text}: no such file; check the path")
+    files: list[File] = []
     for info in infos:
-        if not info.is_file:
-            raise UserError(f"{text}: neither a file nor a folder; write the log to a file first")
-    return [
-        File(name=prefix + info.path, system=system, path=info.path, size=info.size, modified=info.mtime_ns)
-        for info in infos
-    ]
+        is_folder = info.type == pafs.FileType.Directory
+        if not is_folder and not info.is_file:
+            raise UserError(
+                f"{info.path}: neither a file nor a folder; write the log to a file first"
+            )
+        inner = (
+            sorted(logs.folders.in_folder(system, info.path), key=lambda info: info.path)
+            if is_folder
+            else [info]
+        )
+        files += [_file(info, system, prefix) for info in inner]
+    if not files:
+        remedy = f"name a log, or what is in its folders: '{text.rstrip('/')}/**/*'"
+        raise UserError(f"{text}: holds no files; {remedy}")
+    return [file for file in files if not file.is_empty()] or files
 
 
-def first_line(error: Exception) -> str:
-    """Returns what an error says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _file(info: pafs.FileInfo, system: pafs.FileSystem, prefix: str) -> File:
+    return File(
+        name=prefix + info.path,
+        system=system,
+        path=info.path,
+        size=info.size,
+        modified=info.mtime_ns,
+        partition=partition_of(info.path),
+    )

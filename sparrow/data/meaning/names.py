@@ -5,49 +5,101 @@ from __future__ import annotations
 import re
 
 LABELS = (
-    *("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted", "purchase", "purchased"),
+    *(
+        "label",
+        "click",
+        "clicked",
+        "is_click",
+        "target",
+        "y",
+        "conversion",
+        "converted",
+        "purchase",
+        "purchased",
+    ),
     *("bought", "install", "installed", "liked", "is_like", "booking", "booked", "applied"),
 )
 RATINGS = ("rating", "ratings", "stars", "score", "rate")  # the last two are often features
 GROUPS = (
-    *("request_id", "impression_id", "query_id", "search_id", "srch_id", "request", "session_id", "query", "session"),
+    *(
+        "request_id",
+        "impression_id",
+        "query_id",
+        "search_id",
+        "srch_id",
+        "request",
+        "session_id",
+        "query",
+        "session",
+    ),
     "sess_id",
 )
 TIMES = ("ts", "time", "timestamp", "datetime", "date", "event_time", "created_at")
+CLICKS = ("clicks", "conversions", "purchases", "installs")
+IMPRESSIONS = (
+    "impressions",
+    "imps",
+    "impr",
+    "impression_count",
+    "num_impressions",
+    "shows",
+    "views",
+)
 WEIGHTS = ("sample_weight", "example_weight", "instance_weight", "importance_weight")
 YES = ("yes", "y", "true", "t", "1", "click", "clicked", "positive", "buy", "bought")
 
 _AROUND_LABELS = ("is", "has", "was", "did", "bool", "flag")
 _IDS = """
-    id ids idx index code type category cat class group uid uuid hash key user customer visitor member item article ad
-    advertiser campaign creative product sku isbn ean brand shop seller store vendor merchant supplier site app
-    publisher page channel slot position device os browser model ip country region state county district city street
-    route zip zipcode postcode language lang referrer environment gender hour weekday dow month student pupil teacher
-    school team hospital doctor patient driver host author artist album track song movie film book game bank branch dept
+    id ids idx index code type category cat class group uid uuid hash key user customer visitor
+    member item article ad advertiser campaign creative product sku isbn ean brand shop seller store
+    vendor merchant supplier site app publisher page channel slot position device os browser model
+    ip country region state county district city street route zip zipcode postcode language lang
+    referrer environment gender hour weekday dow month student pupil teacher school team hospital
+    doctor patient driver host author artist album track song movie film book game bank branch dept
     department industry sector job
     """
 _MEASURES = """
-    count counts age ages price prices cost amount amt amnt fee salary income wage balance quantity qty length duration
-    distance speed height width depth weight temperature score stars ratio percent pct total sum mean avg average median
-    min max days weeks months years year hours minutes seconds time runtime tenure attempts visits views clicks
-    impressions
+    count counts age ages price prices cost amount amt amnt fee salary income wage balance quantity
+    qty length duration distance speed height width depth weight temperature score stars ratio
+    percent pct total sum mean avg average median min max days weeks months years year hours minutes
+    seconds time runtime tenure attempts visits views clicks impressions
     """
 _COUNTED = ("n", "nb", "num", "number", "count", "total", "sum", "mean", "avg", "average", "median")
-_JOINTS = ("of", "in", "on", "since", "per", "last", "past", "between", "until", "spent")  # such as time_in_shop
+# such as time_in_shop
+_JOINTS = ("of", "in", "on", "since", "per", "last", "past", "between", "until", "spent")
 _PARTS = ("day", "week")  # of a time: day_of_week is a code
-_TIMES = ("ts", "ms", "time", "timestamp", "datetime", "date", "day", "hour", "at", "on", "epoch", "unix", "created")
-_ID_WORDS, _MEASURE_WORDS = frozenset(_IDS.split()), frozenset(_MEASURES.split())
+_TIMES = (
+    "ts",
+    "ms",
+    "time",
+    "timestamp",
+    "datetime",
+    "date",
+    "day",
+    "hour",
+    "at",
+    "on",
+    "epoch",
+    "unix",
+    "created",
+)
+_ID_WORDS = frozenset(_IDS.split())
+_MEASURE_WORDS = frozenset(_MEASURES.split())
 
 Words = tuple[str, ...]
 
 
 def words_of(name: str) -> Words:
-    """Returns the words and the numbers in a column's name, lower case: item and id of ItemID and of item_id."""
+    """Returns the words and the numbers in a column's name, lower case: item and id of ItemID and
+    of item_id.
+    """
     return tuple(re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()))
 
 
 def is_id(words: Words) -> bool:
-    """Returns whether a name is one of ids or codes. A number at its end, as in cat_3, does not count."""
+    """Returns whether a name is one of ids or codes. A number at its end, as in cat_3, does not
+    count.
+    """
     last = next((word for word in reversed(words) if not word.isdigit()), "")
     return last in ("id", "ids") or (last in _ID_WORDS and not is_measure(words))
 
@@ -66,5 +118,7 @@ def tells_time(words: Words) -> bool:
 
 
 def bare_label(words: Words) -> str:
-    """Returns a name without the words that only say that it has two values, as those of click_bool and is_click."""
+    """Returns a name without the words that only say that it has two values, as those of click_bool
+    and is_click.
+    """
     return "_".join(word for word in words if word not in _AROUND_LABELS)

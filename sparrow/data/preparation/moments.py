@@ -1,4 +1,6 @@
-"""When a row happened, as far as knowing ids goes: its moment, the time and the place in the log of its request."""
+"""When a row happened, as far as knowing ids goes: its moment, the time and the place in the log of
+its request.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,25 @@ MOST = 1000  # rows of a request: more rows of one time are cut, as a log may te
 
 @dataclass(frozen=True)
 class Request:
-    """The one that rows end with: its time, group and session, None where one is missing, and its first row."""
+    """The one that rows end with: its time, group and session, None where one is missing, and its
+    first row.
+    """
 
     key: tuple[int, ...] | None = None
     row0: int = 0
 
-    def joins(self, other: Request) -> bool:
-        """Returns whether the request `other`, with which rows begin, goes on with this one."""
-        return self.key is not None and self.key == other.key
+    def joins(self, following: Request) -> bool:
+        """Returns whether the request `following`, with which rows begin, goes on with this one."""
+        return self.key is not None and self.key == following.key
 
 
 class Clock:
     """Tells the moments of rows that come in the log's order.
 
-    Rows that stand side by side and are of one time, group and session are a request, and of one moment: what an id
-    did in one of them says nothing about another that was shown with it. A log with none of these columns has a request
-    for each row, and so have rows whose group or session is missing. last: the request before the first row.
+    Rows that stand side by side and are of one time, group and session are a request, and of one
+    moment: what an id did in one of them says nothing about another that was shown with it. A log
+    with none of these columns has a request for each row, and so have rows whose group or session
+    is missing. last: the request before the first row.
     """
 
     def __init__(self, schema: Schema, last: Request | None = None) -> None:
@@ -54,7 +59,11 @@ class Clock:
         keys = np.stack([time_N, *(batch.column(name).to_numpy() for name in self.names)])
         if not len(row_N):
             return np.stack([time_N, row_N])
-        alone_N: Bools = np.any(keys[1:] <= 0, axis=0) if self.time or self.names else np.ones(len(row_N), np.bool_)
+        alone_N: Bools = (
+            np.any(keys[1:] <= 0, axis=0)
+            if self.time or self.names
+            else np.ones(len(row_N), np.bool_)
+        )
         begins_N = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(0)) | alone_N
         first = Request(None if alone_N[0] else tuple(keys[:, 0].tolist()), row0)
         begins_N[0] = not self.last.joins(first)
@@ -80,7 +89,11 @@ def order_of(moments_2N: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def hide(
-    schema: Schema, table: pa.Table, since: Mapping[str, Int64s], moments_2N: Int64s, training_N: Bools
+    schema: Schema,
+    table: pa.Table,
+    since: Mapping[str, Int64s],
+    moments_2N: Int64s,
+    training_N: Bools,
 ) -> pa.Table:
     """Returns transformed rows [N] in which ids that training rows do not yet know are unknown.
 
@@ -101,12 +114,14 @@ def hide(
         is_list = pa.types.is_large_list(values.type)
         rows_M = (values.flatten() if is_list else values).to_numpy()
         lengths_N = values.value_lengths().to_numpy() if is_list else np.ones(len(values), np.int64)
-        (time_M, place_M), training_M = np.repeat(moments_2N, lengths_N, axis=1), np.repeat(training_N, lengths_N)
+        time_M, place_M = np.repeat(moments_2N, lengths_N, axis=1)
+        training_M = np.repeat(training_N, lengths_N)
         time_R, place_R = since_2R
         since_M = time_R[rows_M]
-        early_M = training_M & ((time_M < since_M) | ((time_M == since_M) & (place_M <= place_R[rows_M])))
-        made = pa.array(np.where(early_M, np.array(UNKNOWN, rows_M.dtype), rows_M))
+        is_same_moment_M = (time_M == since_M) & (place_M <= place_R[rows_M])
+        early_M = training_M & ((time_M < since_M) | is_same_moment_M)
+        hidden = pa.array(np.where(early_M, np.array(UNKNOWN, rows_M.dtype), rows_M))
         if is_list:
-            made = pa.LargeListArray.from_arrays(np.append(0, np.cumsum(lengths_N)), made)
-        table = table.set_column(i, name, made)
+            hidden = pa.LargeListArray.from_arrays(np.append(0, np.cumsum(lengths_N)), hidden)
+        table = table.set_column(i, name, hidden)
     return table

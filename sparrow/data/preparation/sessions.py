@@ -1,4 +1,6 @@
-"""Rows of a session side by side within a partition of time, whatever their number (RecD's O2, arXiv 2211.05239)."""
+"""Rows of a session side by side within a partition of time, whatever their number (RecD's O2,
+arXiv 2211.05239).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from sparrow.core.errors import UserError
 from sparrow.data.preparation.spool import Spool, gathered
+from sparrow.features.quantile import Ordered
 from sparrow.features.runs import mixed
+from sparrow.features.schema import Schema
+from sparrow.features.times import ticks_per_second
 
 HELD_BYTES = 1 << 25  # of rows that are sorted at a time
 BITS = 6  # at most, of a session's number, by which a partition is cut that memory does not hold
@@ -21,9 +27,9 @@ def clustered(
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yields (part, rows) with the rows of each session side by side.
 
-    Within a partition [k * partition, (k + 1) * partition) of the time, sessions stand one after the other, in the
-    order of their mixed numbers. Rows of one session stay in the order in which they came. So the same rows give the
-    same order wherever it is made.
+    Within a partition [k * partition, (k + 1) * partition) of the time, sessions stand one after
+    the other, in the order of their mixed numbers. Rows of one session stay in the order in which
+    they came. So the same rows give the same order wherever it is made.
 
     Args:
         parted: (part, rows) in the order of column `time`.
@@ -37,7 +43,9 @@ def clustered(
         if not table.num_rows:
             yield part, table  # tells the columns
             continue
-        k_N = table[time].to_numpy() // partition if partition else np.zeros(table.num_rows, np.int64)
+        k_N = (
+            table[time].to_numpy() // partition if partition else np.zeros(table.num_rows, np.int64)
+        )
         edges = [0, *(np.flatnonzero(np.diff(k_N)) + 1).tolist(), table.num_rows]
         for first, last in itertools.pairwise(edges):
             k = int(k_N[first])
@@ -51,13 +59,41 @@ def clustered(
         yield from _ordered(held, part, session, work, 0)
 
 
-def _ordered(held: Spool, part: int, session: str, work: Path, used: int) -> Iterator[tuple[int, pa.Table]]:
-    """All of a spool's rows by session; sessions agree in the first `used` bits of their mixed numbers."""
+def partition_length(schema: Schema, times: Ordered | None) -> int:
+    """Returns the length of a partition in the time column's unit; 0 for one partition, or where
+    there is no time.
+
+    Args:
+        schema: has a cluster.
+        times: of all rows, if they have one.
+
+    Raises:
+        UserError: for a time that is none since 1970.
+    """
+    assert schema.cluster is not None
+    if not schema.cluster.hours or not times:
+        return 0
+    time, last = schema.role("time"), float(times.at([len(times) - 1])[0])
+    if not (unit := ticks_per_second(last)):
+        looks = f"column {time!r} ends with {last:g}, which is no time since 1970"
+        raise UserError(f"cluster.hours: {looks}; give the column a format, or 0 hours")
+    return max(1, int(schema.cluster.hours * 3600 * unit))
+
+
+def _ordered(
+    held: Spool, part: int, session: str, work: Path, used: int
+) -> Iterator[tuple[int, pa.Table]]:
+    """All of a spool's rows by session; sessions agree in the first `used` bits of their mixed
+    numbers.
+    """
     bits = min(BITS, (held.bytes // HELD_BYTES).bit_length() + 1)
     if held.bytes <= HELD_BYTES:
         if held.rows:
             table = pa.Table.from_batches(held)
-            yield part, table.take(pa.array(np.argsort(mixed(table[session].to_numpy()), kind="stable")))
+            yield (
+                part,
+                table.take(pa.array(np.argsort(mixed(table[session].to_numpy()), kind="stable"))),
+            )
         held.drop()
         return
     buckets = [Spool(work / f"bucket-{used}-{b}", HELD_BYTES >> bits) for b in range(1 << bits)]
@@ -73,8 +109,8 @@ def _ordered(held: Spool, part: int, session: str, work: Path, used: int) -> Ite
             if len(sessions[b]) < 2:
                 sessions[b].update(np.unique(key_N[order[ends[b] : ends[b + 1]]])[:2].tolist())
     held.drop()
-    for bucket, found in zip(buckets, sessions, strict=True):
-        if len(found) == 1:  # it may be larger than memory
+    for bucket, keys in zip(buckets, sessions, strict=True):
+        if len(keys) == 1:  # it may be larger than memory
             yield from ((part, pa.Table.from_batches([batch])) for batch in bucket)
             bucket.drop()
         else:

@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 class Spool:
-    """Record batches of one schema, read as often as need be: up to `memory` bytes held, else all in the file `path`.
+    """Record batches of one schema, read as often as need be: up to `memory` bytes held, else all
+    in the file `path`.
 
     `drop` deletes the file. rows, bytes: that it holds, bytes as in memory.
     """
@@ -33,9 +34,12 @@ class Spool:
             self._left -= batch.nbytes
             if self._left >= 0:
                 return
-            # A stream, because a file of Arrow's has one dictionary for a column and each batch brings its own.
+            # A stream, because a file of Arrow's has one dictionary for a column and each batch
+            # brings its own.
             options = pa.ipc.IpcWriteOptions(compression="lz4")
-            self._writer = pa.ipc.new_stream(pa.OSFile(str(self._path), "wb"), batch.schema, options=options)
+            self._writer = pa.ipc.new_stream(
+                pa.OSFile(str(self._path), "wb"), batch.schema, options=options
+            )
             self._held, held = [], self._held
             for batch in held:
                 self._writer.write_batch(batch)
@@ -62,20 +66,24 @@ def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The same rows; a copy, if they are a small part of what they keep in memory."""
     if 2 * batch.nbytes >= sum(column.get_total_buffer_size() for column in batch.columns):
         return batch
-    return pa.RecordBatch.from_arrays([pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema
+    )
 
 
 def gathered(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.RecordBatch]:
-    """Yields the same rows in batches of at least so many rows or bytes. The last batch may be smaller."""
+    """Yields the same rows in batches of at least so many rows or bytes. The last batch may be
+    smaller.
+    """
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
         if sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= size:
-            yield _one(held)
+            yield _concatenated(held)
             held = []
     if held:
-        yield _one(held)
+        yield _concatenated(held)
 
 
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,4 +1,6 @@
-"""Rows in time order, whatever their number: spread over ranges of time that memory holds one by one."""
+"""Rows in time order, whatever their number: spread over ranges of time that memory holds one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from sparrow.data.preparation.spool import Spool
 from sparrow.features.quantile import Ordered
 
 RANGE_BYTES = 1 << 25  # of rows that are sorted at a time
-MOST_RANGES = 256  # files that are open at a time; of a log of more than 8 GiB as numbers, ranges are larger
+# files that are open at a time; of a log of more than 8 GiB as numbers, ranges are larger
+MOST_RANGES = 256
 
 
 def in_time_order(
@@ -43,7 +46,9 @@ def in_time_order(
         bounds = np.searchsorted(range_N[order], np.arange(len(edges) + 2))
         for r in np.flatnonzero(np.diff(bounds)).tolist():
             if (part, r) not in spools:
-                spools[part, r] = Spool(work / f"range-{part}-{r}", 2 * RANGE_BYTES // (len(edges) + 1))
+                spools[part, r] = Spool(
+                    work / f"range-{part}-{r}", 2 * RANGE_BYTES // (len(edges) + 1)
+                )
             (batch,) = table.slice(bounds[r], bounds[r + 1] - bounds[r]).to_batches()
             spools[part, r].add(batch)
     for part, r in sorted(spools):
@@ -59,8 +64,10 @@ def in_time_order(
 
 
 def _edges(times: Ordered, rows: int) -> Int64s:
-    """Where in time ranges begin that hold about `rows` rows; a time with more rows is a range by itself."""
+    """Where in time ranges begin that hold about `rows` rows; a time with more rows is a range by
+    itself.
+    """
     rows = max(rows, len(times) // MOST_RANGES, 1)
-    found = times.at(range(rows, len(times), rows))
-    repeated = found[1:][found[1:] == found[:-1]]
-    return np.unique(np.concatenate([found, repeated + 1]))
+    edges = times.at(range(rows, len(times), rows))
+    repeated = edges[1:][edges[1:] == edges[:-1]]
+    return np.unique(np.concatenate([edges, repeated + 1]))

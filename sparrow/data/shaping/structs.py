@@ -1,8 +1,10 @@
-"""Columns of structs, as Parquet and data frames nest them, as columns of their own: `user.age` of `user`."""
+"""Columns of structs, as Parquet and data frames nest them, as columns of their own: `user.age` of
+`user`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,17 +13,23 @@ import pyarrow.compute as pc
 
 from sparrow.core.errors import UserError
 from sparrow.data.shaping.repair import Repairs
-from sparrow.data.shaping.steps import Rows, Types
+from sparrow.data.shaping.steps import Rows, Shaped, Types
+from sparrow.features.types import as_read, is_list, is_nested, left_out, read_as
 
 
 @dataclass(frozen=True)
 class Structs:
-    """The step (see `Step`) that makes a column `parent.child` of each field of a struct, however deep.
+    """The step (see `Step`) that makes a column `parent.child` of each field of a struct, however
+    deep.
 
-    A list of structs becomes as many lists. Where the parent is missing, so are its children. held: the columns before.
+    A list of structs becomes as many lists. Where the parent is missing, so are its children.
+    Fields of a type that is not read are left out.
+
+    held: the columns before. log: what the log is called.
     """
 
     held: Types
+    log: str = "the log"
 
     def types(self) -> Types:
         """See `Step`.
@@ -29,22 +37,29 @@ class Structs:
         Raises:
             UserError: for two columns of one name.
         """
-        made: Types = {}
+        types: Types = {}
         for name, kind in self.held.items():
-            for path, leaf in _leaves(name, kind):
-                if path in made:
+            for path, _, leaf in _leaves(name, kind):
+                if path in types:
                     raise UserError(
-                        f"column {path!r}: there is one of this name and a struct with this field; rename one"
+                        f"column {path!r}: there is one of this name and a struct with this field;"
+                        " rename one"
                     )
-                made[path] = leaf
-        return made
+                if leaf is not None:
+                    types[path] = leaf
+        return types
 
     def needs(self, wanted: Types) -> Types:
         """See `Step`."""
-        roots = {path: name for name, kind in self.held.items() for path, _ in _leaves(name, kind)}
-        return {roots[path]: kind if roots[path] == path else self.held[roots[path]] for path, kind in wanted.items()}
+        roots = {
+            path: name for name, kind in self.held.items() for path, _, _ in _leaves(name, kind)
+        }
+        return {
+            roots[path]: kind if roots[path] == path else self.held[roots[path]]
+            for path, kind in wanted.items()
+        }
 
-    def made(self, stream: Iterator[Rows], wanted: Types, repairs: Repairs) -> Iterator[Rows]:
+    def apply(self, stream: Iterator[Rows], wanted: Types, repairs: Repairs) -> Iterator[Rows]:
         """See `Step`."""
         types = self.types()
         for rows in stream:
@@ -53,49 +68,54 @@ class Structs:
                 columns |= dict(_columns(name, column))
             for path in columns.keys() & types.keys() - self.held.keys():
                 columns[path] = columns[path].cast(types[path])
-            yield rows.of({path: columns[path] for path in wanted})
+            yield rows.with_columns({path: columns[path] for path in wanted})
+
+    def left_out(self) -> dict[str, str]:
+        """Returns what is said of each field of a type that is not read."""
+        leaves = [leaf for name, kind in self.held.items() for leaf in _leaves(name, kind)]
+        unread = [(path, kind) for path, kind, read in leaves if read is None]
+        return {path: f"{self.log}: {left_out(path, kind)}" for path, kind in unread}
+
+    def check(self, logs: Sequence[Shaped]) -> None:
+        """See `Step`."""
 
     def notes(self) -> list[str]:
-        """See `Step`."""
+        """See `Step`. What is left out stands in `Log.left_out`."""
         return []
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Returns whether an arrow type is a list of any length."""
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+def shape(log: Shaped, is_earlier: bool) -> Shaped:
+    """See `steps.KINDS`."""
+    structs = Structs(log.types, log.name)
+    return log.then(structs, left_out={**log.left_out, **structs.left_out()})
 
 
-def is_nested(kind: pa.DataType) -> bool:
-    """Returns whether an arrow type is a struct or a list of structs."""
-    return pa.types.is_struct(kind.value_type if is_list(kind) else kind)
-
-
-def plain(kind: pa.DataType) -> pa.DataType:
-    """Returns the type that Sparrow reads a column as. Dictionaries and views are read as what they stand for."""
-    if pa.types.is_dictionary(kind):
-        return plain(kind.value_type)
-    if kind == pa.string_view() or kind == pa.binary_view():
-        return pa.large_string() if kind == pa.string_view() else pa.large_binary()
-    return pa.float32() if pa.types.is_float16(kind) else kind
-
-
-def _leaves(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """Yields name and type of the columns that one becomes."""
-    if not is_nested(kind):
-        yield name, plain(kind)
+def _leaves(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType, pa.DataType | None]]:
+    """Yields name and type of the columns that one becomes, and as what each is read, None where it
+    is left out.
+    """
+    read = read_as(kind)
+    if read is None or not is_nested(read):
+        yield name, kind, read
         return
-    for field in kind.value_type if is_list(kind) else kind:
-        yield from _leaves(f"{name}.{field.name}", pa.large_list(plain(field.type)) if is_list(kind) else field.type)
+    for field in read.value_type if is_list(read) else read:
+        yield from _leaves(
+            f"{name}.{field.name}", pa.large_list(field.type) if is_list(read) else field.type
+        )
 
 
 def _columns(name: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
-    """Yields name and values [N] of the columns that one becomes."""
+    """Yields name and values [N] of the columns that one becomes, each as it is read."""
+    if read_as(column.type) is None:
+        return
+    column = as_read(column)
     kind = column.type
     if not is_nested(kind):
         yield name, column
         return
     if pa.types.is_struct(kind):
-        for field, values in zip(kind, column.flatten(), strict=True):  # missing where the struct is
+        # missing where the struct is
+        for field, values in zip(kind, column.flatten(), strict=True):
             yield from _columns(f"{name}.{field.name}", values)
         return
     lengths_N = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)

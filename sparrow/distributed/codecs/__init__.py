@@ -1,7 +1,7 @@
 """How vectors travel between ranks. One file per codec: its `Config` is the codec.
 
-A codec's gradient is straight-through: what is sent back is the gradient of what arrived, encoded by the codec that was
-chosen for the way back.
+A codec's gradient is straight-through: what is sent back is the gradient of what arrived, encoded
+by the codec that was chosen for the way back.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ class Codec(Protocol):
 
     @property
     def unit(self) -> Unit:
-        """What is encoded by itself: a number says so many neighbouring columns of a vector, beginning with its first.
-        "message" is all that goes to a rank, and "table" the part of a table in it.
+        """What is encoded by itself: a number says so many neighbouring columns of a vector,
+        beginning with its first. "message" is all that goes to a rank, and "table" the part of a
+        table in it.
 
-        Where a number divides the columns of all tables in a message, the message is given as one block with so many
-        columns, and those of all ranks may be joined.
+        Where a number divides the columns of all tables in a message, the message is given as one
+        block with so many columns, and those of all ranks may be joined.
         """
         ...
 
@@ -43,7 +44,8 @@ class Codec(Protocol):
     def size(self, rows: int, dim: int) -> int | None:
         """Returns how many bytes a block of this shape takes.
 
-        None if that depends on the numbers. Then sizes are sent first. Only codecs of a "table" may say so.
+        None if that depends on the numbers. Then sizes are sent first. Only codecs of a "table" may
+        say so.
         """
         ...
 

@@ -1,4 +1,6 @@
-"""Which rows does an id use? One file per answer: its `Config` is what a run's `[tables]` says of it."""
+"""Which rows does an id use? One file per answer: its `Config` is what a run's `[tables]` says of
+it.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,26 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Policy, Size, Traits
 from sparrow.embeddings.addressing.direct import Direct
 from sparrow.embeddings.addressing.hashed import Hashed
 
 
 class Combine(Protocol):
-    """Makes one vector of those that an id has in each component. It is a Module, which may have weights of its own."""
+    """Makes one vector of those that an id has in each component. It is a Module, which may have
+    weights of its own.
+    """
 
     @property
     def is_linear(self) -> bool:
-        """Whether sums of vectors may be combined instead of each id's vectors; then pooling comes first."""
+        """Whether sums of vectors may be combined instead of each id's vectors; then pooling comes
+        first.
+        """
         ...
 
     def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
-        """Returns, where it is linear, the first column of each component's vectors, and W [D, d] that makes them.
+        """Returns, where it is linear, the first column of each component's vectors, and W [D, d]
+        that makes them.
 
         Args:
             dims: d of the components. Without a W vectors stay as they are.
@@ -44,7 +51,9 @@ class Combine(Protocol):
 
 
 class Addressing(Protocol):
-    """Says which components a table has, which row of each an id uses, and how their vectors become one."""
+    """Says which components a table has, which row of each an id uses, and how their vectors become
+    one.
+    """
 
     @property
     def ids(self) -> int | None:
@@ -61,7 +70,9 @@ class Addressing(Protocol):
         ...
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """Returns the rows int64 [N] in each component of legal ids int64 [N], -1 where an id has none."""
+        """Returns the rows int64 [N] in each component of legal ids int64 [N], -1 where an id has
+        none.
+        """
         ...
 
     def combine(self, dim: int) -> nn.Module | None:
@@ -73,7 +84,8 @@ class AddressingConfig(Protocol):
     """What a member's `Config` offers."""
 
     def settled(self, tables: Sequence[LogTable]) -> Sequence[AddressingConfig]:
-        """Returns for each of some tables the same settings with every size written out that stays when the log grows.
+        """Returns for each of some tables the same settings with every size written out that stays
+        when the log grows.
 
         Args:
             tables: all that have these settings.
@@ -95,4 +107,15 @@ class AddressingConfig(Protocol):
         ...
 
 
-__all__ = ["Addressing", "AddressingConfig", "Combine", "Direct", "Hashed", "LogTable", "Numbering", "Size", "Traits"]
+__all__ = [
+    "Addressing",
+    "AddressingConfig",
+    "Combine",
+    "Direct",
+    "Hashed",
+    "LogTable",
+    "Numbering",
+    "Policy",
+    "Size",
+    "Traits",
+]

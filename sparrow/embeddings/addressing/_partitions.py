@@ -1,4 +1,6 @@
-"""Complementary partitions: any two ids differ in the row of some component (arXiv 1909.02107, section 3)."""
+"""Complementary partitions: any two ids differ in the row of some component (arXiv 1909.02107,
+section 3).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from sparrow.embeddings.addressing._size import Numbering, Size, Traits
 from sparrow.embeddings.addressing.hashed import Hashed
 
 Operation = Literal["mult", "add", "concat", "features"]
-_IDENTITY: dict[Operation, float | None] = {"mult": 1.0, "add": 0.0, "concat": None, "features": None}
+_IDENTITY: dict[Operation, float | None] = {
+    "mult": 1.0,
+    "add": 0.0,
+    "concat": None,
+    "features": None,
+}
 
 
 class Combined(nn.Module):
@@ -41,13 +48,13 @@ class Combined(nn.Module):
         return self.operation == "mult"
 
     def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
-        """Returns what `Combine.parts` says."""
+        """Returns the place and the weight of each component's vectors, see `Combine.parts`."""
         if self.operation == "add":
             return [(0, None) for _ in dims]
         return [(first, None) for first in accumulate(dims[:-1], initial=0)]
 
     def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
-        """Returns what `Combine` says."""
+        """Returns the combined vectors, float32 [N, D]."""
         if self.operation in ("concat", "features"):
             return torch.cat(list(vectors), 1)
         return reduce(torch.mul if self.operation == "mult" else torch.add, vectors)
@@ -57,8 +64,9 @@ class Combined(nn.Module):
 class Partitions:
     """Ids 0 <= id < rows, each with a row in every one of several components.
 
-    The first component is the large one. Where vectors are multiplied or added the others begin at the identity of that
-    operation, so that a table begins as one whose ids share the rows of the first.
+    The first component is the large one. Where vectors are multiplied or added the others begin at
+    the identity of that operation, so that a table begins as one whose ids share the rows of the
+    first.
 
     Args:
         rows: how many ids there are.
@@ -87,10 +95,16 @@ class Partitions:
         return Traits(vectors=len(self.sizes) if self.operation == "features" else 1)
 
     def components(self, dim: int) -> tuple[Size, ...]:
-        """Returns one component for each partition. Vectors that stand beside each other share the columns."""
-        count, is_cut = len(self.sizes), self.operation in ("concat", "features")
+        """Returns one component for each partition. Vectors that stand beside each other share the
+        columns.
+        """
+        count = len(self.sizes)
+        is_cut = self.operation in ("concat", "features")
         if is_cut and dim < count:
-            raise UserError(f"parts: {count} parts cannot share {dim} columns; give {dim} or fewer, or raise model.dim")
+            raise UserError(
+                f"parts: {count} parts cannot share {dim} columns; give {dim} or fewer, or raise"
+                " model.dim"
+            )
         require(least=1, dim=dim)
         edges = [dim * i // count for i in range(count + 1)]
         begin = _IDENTITY[self.operation]
@@ -100,8 +114,10 @@ class Partitions:
         )
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """Returns what `Addressing.rows_of` says."""
-        return self.split(Hashed(self.rows).rows_of(ids_N)[0] if self.is_folded else ids_N, self.sizes)
+        """Returns the row of each id in each component, int64 [N]."""
+        return self.split(
+            Hashed(self.rows).rows_of(ids_N)[0] if self.is_folded else ids_N, self.sizes
+        )
 
     def combine(self, dim: int) -> nn.Module:
         """Returns a new `Combined`."""
@@ -136,18 +152,20 @@ class PartitionConfig:
         return -(-rows // self.collisions) if self.collisions else equal_size(rows, self.parts)
 
 
-def told_apart(sizes: tuple[int, ...], ids: Numbering, fold: bool) -> tuple[int, ...]:
-    """Returns the same sizes of components.
+def require_distinct(sizes: tuple[int, ...], ids: Numbering, fold: bool) -> tuple[int, ...]:
+    """Check that sizes of components tell all ids apart. Returns the same sizes.
 
     Raises:
         UserError: when they cannot tell the ids apart, or ids are hashes that may not be folded.
     """
     if not ids.is_numbered and not fold:
-        raise UserError("the log's ids are hashes; set fold = true, which takes them modulo its rows first")
+        raise UserError(
+            "the log's ids are hashes; set fold = true, which takes them modulo its rows first"
+        )
     if math.prod(sizes) < ids.rows:
-        made = " x ".join(map(str, sizes))
-        told = f"sizes: {made} tell {math.prod(sizes)} ids apart, and there are {ids.rows}"
-        raise UserError(f"{told}; take sizes whose product is as large")
+        product = " x ".join(map(str, sizes))
+        message = f"sizes: {product} tell {math.prod(sizes)} ids apart, and there are {ids.rows}"
+        raise UserError(f"{message}; take sizes whose product is as large")
     return sizes
 
 

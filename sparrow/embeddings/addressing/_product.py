@@ -4,11 +4,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparrow.core.functions import applied
-from sparrow.layers.site import Rounded, Site
+from sparrow.layers.rounded import Rounded
+from sparrow.layers.site import Site
 
 
 class TableProduct(Site):
-    """x W^T of vectors of table rows, a site. Rows are fp32, so only a recipe of its own rounds the operands."""
+    """x W^T of vectors of table rows, a site. Rows are fp32, so only a recipe of its own rounds the
+    operands.
+    """
 
     def __init__(self) -> None:
         super().__init__(high=True)

@@ -11,13 +11,14 @@ from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Trait
 
 @dataclass(frozen=True)
 class Cut:
-    """The first `kept` ids, which are the most frequent ones, have a row each. All others share one row.
+    """The first `frequent` ids, which are the most frequent ones, have a row each. All others share
+    one row.
 
     rows: how many ids there are.
     """
 
     rows: int
-    kept: int
+    frequent: int
     traits = Traits()
 
     @property
@@ -27,11 +28,11 @@ class Cut:
 
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns one component."""
-        return (Size("", self.kept + 1, dim),)
+        return (Size("", self.frequent + 1, dim),)
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """Returns what `Addressing.rows_of` says."""
-        return (ids_N.clamp(max=self.kept),)
+        """Returns the row of each id in each component, int64 [N]."""
+        return (ids_N.clamp(max=self.frequent),)
 
     def combine(self, dim: int) -> None:
         """Returns None, because there is nothing to combine."""
@@ -41,7 +42,8 @@ class Cut:
 class Config:
     """Frequent ids keep a row of their own, all others share one.
 
-    rows: of the table then, the shared one among them. fraction: of the rows of the log, instead of `rows`.
+    rows: of the table then, the shared one among them. fraction: of the rows of the log, instead of
+    `rows`.
     """
 
     rows: int | None = None
@@ -54,11 +56,18 @@ class Config:
             raise UserError("rows, fraction: give one of the two")
 
     def build(self, ids: Numbering) -> Cut:
-        """Returns what `AddressingConfig.build` says."""
+        """Returns the addressing of a table with these ids."""
         ids.check_frequent_first("cut")
-        rows = self.rows if self.rows is not None else max(2, round(ids.rows * float(self.fraction or 0)))
+        rows = (
+            self.rows
+            if self.rows is not None
+            else max(2, round(ids.rows * float(self.fraction or 0)))
+        )
         return Cut(ids.rows, min(rows, ids.rows) - 1)
 
     def settled(self, tables: Sequence[LogTable]) -> list[Config]:
-        """Returns what `AddressingConfig.settled` says."""
-        return [replace(self, rows=max(2, self.build(table.ids).kept + 1), fraction=None) for table in tables]
+        """Returns these settings with what the log decides, for each table."""
+        return [
+            replace(self, rows=max(2, self.build(table.ids).frequent + 1), fraction=None)
+            for table in tables
+        ]

@@ -41,7 +41,7 @@ class Config:
     """A row for every id that the log's encoding numbers."""
 
     def build(self, ids: Numbering) -> Direct:
-        """Returns what `AddressingConfig.build` says."""
+        """Returns the addressing of a table with these ids."""
         ids.check_numbered("direct")
         return Direct(ids.rows)
 

@@ -13,10 +13,11 @@ from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Trait
 
 @dataclass(frozen=True)
 class Hashed:
-    """Any int64 id but 0 has a row of 1 <= row < rows, by a mix of id + seed (splitmix64) modulo rows - 1.
+    """Any int64 id but 0 has a row of 1 <= row < rows, by a mix of id + seed (splitmix64) modulo
+    rows - 1.
 
-    Id 0 stands for a missing one and has row 0 to itself, so that "missing" is not what some ids happen to be. Two ids
-    may share a row. A table of one row has it for all.
+    Id 0 stands for a missing one and has row 0 to itself, so that "missing" is not what some ids
+    happen to be. Two ids may share a row. A table of one row has it for all.
     """
 
     rows: int
@@ -32,7 +33,7 @@ class Hashed:
         return (Size("", self.rows, dim),)
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """Returns what `Addressing.rows_of` says."""
+        """Returns the row of each id in each component, int64 [N]."""
         rows_N = by_hash(ids_N, 1, max(self.rows, 2), self.seed)
         return (torch.where(ids_N == 0, 0, rows_N.clamp(max=self.rows - 1)),)
 
@@ -41,14 +42,21 @@ class Hashed:
 
 
 def by_hash(ids_N: Tensor, first: int, rows: int, seed: int = 0) -> Tensor:
-    """Returns one of the rows first <= row < rows for each id, by a mix of id + seed (splitmix64)."""
-    h_N = splitmix64(ids_N + (seed + 1) * 0x9E3779B97F4A7C15 % (1 << 63)) & torch.iinfo(torch.int64).max
+    """Returns one of the rows first <= row < rows for each id, by a mix of id + seed
+    (splitmix64).
+    """
+    h_N = (
+        splitmix64(ids_N + (seed + 1) * 0x9E3779B97F4A7C15 % (1 << 63))
+        & torch.iinfo(torch.int64).max
+    )
     return first + h_N % (rows - first)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Ids share rows by chance. rows: as many as the log's encoding gives the table, by default. seed: of the hash."""
+    """Ids share rows by chance. rows: as many as the log's encoding gives the table, by default.
+    seed: of the hash.
+    """
 
     rows: int | None = None
     seed: int = 0
@@ -57,9 +65,9 @@ class Config:
         require(least=1, rows=self.rows)
 
     def build(self, ids: Numbering) -> Hashed:
-        """Returns what `AddressingConfig.build` says."""
+        """Returns the addressing of a table with these ids."""
         return Hashed(self.rows or ids.rows, self.seed)
 
     def settled(self, tables: Sequence[LogTable]) -> list[Config]:
-        """Returns what `AddressingConfig.settled` says."""
+        """Returns these settings with what the log decides, for each table."""
         return [replace(self, rows=self.build(table.ids).rows) for table in tables]

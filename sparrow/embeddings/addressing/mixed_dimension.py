@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,14 @@ def popularity_dims(
     budget: float | None = None,
     power_of_two: bool = False,
 ) -> list[int]:
-    """Returns a dim d_i = scale * D_i * p_i^alpha for each block of rows (arXiv 1909.11810, algorithm 3), 1 to D_i.
+    """Returns a dim d_i = scale * D_i * p_i^alpha for each block of rows (arXiv 1909.11810,
+    algorithm 3), 1 to D_i.
 
     Args:
         popularity: p_i, how often a row of each block is looked up, in any unit.
         rows: n_i of each block.
-        most: D_i, that of each block's table. The block that is looked up most has all, unless there is a budget.
+        most: D_i, that of each block's table. The block that is looked up most has all, unless
+            there is a budget.
         alpha: 0 makes all dims equal.
         budget: the most that the sum of n_i d_i may be. The scale is the largest that keeps to it.
         power_of_two: whole numbers are rounded to powers of two, by their logarithm.
@@ -49,8 +51,11 @@ def popularity_dims(
     if budget is None:
         return dims(1.0)
     if numbers(0) > budget:
-        raise UserError(f"budget: {budget:,.0f} numbers are fewer than the rows, {numbers(0):,}; give more")
-    low, high = 0.0, float((most_N / shape)[shape > 0].max())
+        raise UserError(
+            f"budget: {budget:,.0f} numbers are fewer than the rows, {numbers(0):,}; give more"
+        )
+    low = 0.0
+    high = float((most_N / shape)[shape > 0].max())
     if numbers(high) <= budget:
         return dims(high)
     for _ in range(100):  # the sum grows with the scale
@@ -72,25 +77,28 @@ class Projections(nn.Module):
 
     def __init__(self, dims: Sequence[int], dim: int) -> None:
         super().__init__()
-        made = [nn.Identity() if d == dim else TableLinear(d, dim) for d in dims]
-        self.blocks = nn.ModuleList(made)
-        for block in made:
+        blocks = [nn.Identity() if d == dim else TableLinear(d, dim) for d in dims]
+        self.blocks = nn.ModuleList(blocks)
+        for block in blocks:
             if isinstance(block, TableLinear):
                 nn.init.xavier_uniform_(block.weight)
 
     def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
-        """Returns what `Combine.parts` says."""
-        return [(0, block.weight if isinstance(block, TableLinear) else None) for block in self.blocks]
+        """Returns the place and the weight of each component's vectors, see `Combine.parts`."""
+        return [
+            (0, block.weight if isinstance(block, TableLinear) else None) for block in self.blocks
+        ]
 
     def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
-        """Returns what `Combine` says."""
-        found = [block(x_ND) for block, x_ND in zip(self.blocks, vectors, strict=True)]
-        return torch.stack(found).sum(0) if len(found) > 1 else found[0]
+        """Returns the sum of the projected vectors, float32 [N, D]."""
+        projected = [block(x_ND) for block, x_ND in zip(self.blocks, vectors, strict=True)]
+        return torch.stack(projected).sum(0) if len(projected) > 1 else projected[0]
 
 
 @dataclass(frozen=True)
 class MixedDimension:
-    """Blocks of rows with vectors of their own size, which a matrix P of the block makes `dim` long.
+    """Blocks of rows with vectors of their own size, which a matrix P of the block makes `dim`
+    long.
 
     Mixed dimension embeddings, arXiv 1909.11810.
 
@@ -119,17 +127,23 @@ class MixedDimension:
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns one component for each block."""
         if max(self.dims) > dim:
-            raise UserError(f"dims: {max(self.dims)} is more than the {dim} of the model's vectors; give less")
+            raise UserError(
+                f"dims: {max(self.dims)} is more than the {dim} of the model's vectors; give less"
+            )
         ends = (0, *self.edges, self.rows)
         names = [f"block{i}" if len(self.dims) > 1 else "" for i in range(len(self.dims))]
-        return tuple(Size(n, b - a, d) for n, (a, b), d in zip(names, pairwise(ends), self.dims, strict=True))
+        return tuple(
+            Size(n, b - a, d) for n, (a, b), d in zip(names, pairwise(ends), self.dims, strict=True)
+        )
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """Returns what `Addressing.rows_of` says."""
+        """Returns the row of each id in each component, int64 [N]."""
         if self.is_hashed:
             return Hashed(self.rows).rows_of(ids_N)
         ends = (0, *self.edges, self.rows)
-        return tuple(torch.where((ids_N >= a) & (ids_N < b), ids_N - a, -1) for a, b in pairwise(ends))
+        return tuple(
+            torch.where((ids_N >= a) & (ids_N < b), ids_N - a, -1) for a, b in pairwise(ends)
+        )
 
     def combine(self, dim: int) -> nn.Module | None:
         """Returns new `Projections`, or None for one block with all columns."""
@@ -138,13 +152,15 @@ class MixedDimension:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Rows that are looked up less have shorter vectors: d = scale * popularity^alpha, 1 to the model's dim.
+    """Rows that are looked up less have shorter vectors: d = scale * popularity^alpha, 1 to the
+    model's dim.
 
-    alpha: 0 makes all equal. blocks: of a table, of equally many lookups each, for which ids must be numbered by
-    frequency; with 1, a table is a block. Popularity is the mean of a block's rows in the training part, over all
-    tables with these settings. budget: the share of their numbers that may stay; by default the most popular block has
-    all columns. power_of_two: dims are rounded to powers of two. dims, edges: of the blocks, and the first ids of all
-    but the first, which are settled when a run begins.
+    alpha: 0 makes all equal. blocks: of a table, of equally many lookups each, for which ids must
+    be numbered by frequency; with 1, a table is a block. Popularity is the mean of a block's rows
+    in the training part, over all tables with these settings. budget: the share of their numbers
+    that may stay; by default the most popular block has all columns. power_of_two: dims are rounded
+    to powers of two. dims, edges: of the blocks, and the first ids of all but the first, which are
+    settled when a run begins.
     """
 
     alpha: float = 0.3
@@ -161,34 +177,49 @@ class Config:
         for d in self.dims:
             require(least=1, dims=d)
         if self.dims and len(self.edges) != len(self.dims) - 1:
-            raise UserError(f"edges: {len(self.edges)} for {len(self.dims)} dims; give one less than dims")
+            raise UserError(
+                f"edges: {len(self.edges)} for {len(self.dims)} dims; give one less than dims"
+            )
         if any(b <= a for a, b in pairwise((0, *self.edges))):
             raise UserError("edges: they must increase from 1")
 
     def build(self, ids: Numbering) -> MixedDimension:
-        """Returns what `AddressingConfig.build` says."""
+        """Returns the addressing of a table with these ids."""
         self._check(ids)
         if not self.dims:
-            raise UserError("dims: not settled; give one for each block, or let `sparrow train` settle them")
+            raise UserError(
+                "dims: not settled; give one for each block, or let `sparrow train` settle them"
+            )
         if self.edges and self.edges[-1] >= ids.rows:
-            raise UserError(f"edges: {self.edges[-1]} is not below the {ids.rows} ids of the log; give less")
+            raise UserError(
+                f"edges: {self.edges[-1]} is not below the {ids.rows} ids of the log; give less"
+            )
         return MixedDimension(ids.rows, self.dims, self.edges, not ids.is_numbered)
 
     def settled(self, tables: Sequence[LogTable]) -> list[Config]:
-        """Returns what `AddressingConfig.settled` says: dims and edges."""
+        """Returns these settings with dims and edges, for each table."""
         if self.dims:
             return [self for _ in tables]
         for table in tables:
             self._check(table.ids)  # before what takes long
         blocks = [self._blocks(table) for table in tables]
-        rows = [n for of, _ in blocks for n in of]
-        popularity = [p for _, of in blocks for p in of]
+        rows: list[int] = []
+        popularity: list[float] = []
+        most: list[int] = []
+        for table, (block_rows, block_popularity) in zip(tables, blocks, strict=True):
+            rows += block_rows
+            popularity += block_popularity
+            most += [table.dim] * len(block_rows)
         budget = None
         if self.budget is not None:
             budget = self.budget * sum(table.dim * table.ids.rows for table in tables)
-        most = [table.dim for table, (of, _) in zip(tables, blocks, strict=True) for _ in of]
         dims = iter(popularity_dims(popularity, rows, most, self.alpha, budget, self.power_of_two))
-        return [replace(self, dims=tuple(next(dims) for _ in of), edges=tuple(accumulate(of[:-1]))) for of, _ in blocks]
+        configs = []
+        for block_rows, _ in blocks:
+            table_dims = tuple(islice(dims, len(block_rows)))
+            edges = tuple(accumulate(block_rows[:-1]))
+            configs.append(replace(self, dims=table_dims, edges=edges))
+        return configs
 
     def _check(self, ids: Numbering) -> None:
         if self.blocks > 1 or self.edges:
@@ -201,7 +232,8 @@ class Config:
             return [table.ids.rows], [float(counts.sum()) / table.ids.rows]
         mass = counts.double().cumsum(0)
         marks = mass[-1] * torch.arange(1, self.blocks, dtype=torch.float64) / self.blocks
-        found = torch.searchsorted(mass, marks) + 1
-        ends = sorted({0, *(end for end in found.tolist() if end < table.ids.rows), table.ids.rows})
+        inner = (torch.searchsorted(mass, marks) + 1).tolist()
+        ends = sorted({0, *(end for end in inner if end < table.ids.rows), table.ids.rows})
         parts = list(pairwise(ends))
-        return [b - a for a, b in parts], [float(counts[a:b].sum()) / (b - a) for a, b in parts]
+        lookups = [float(counts[begin:end].sum()) / (end - begin) for begin, end in parts]
+        return [end - begin for begin, end in parts], lookups

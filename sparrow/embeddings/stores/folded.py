@@ -2,19 +2,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.stores.memory import MemoryStore
-from sparrow.embeddings.stores.store import At
+from sparrow.embeddings.stores.store import At, RowStore
 from sparrow.kernels.embedding_bag import Rows, Table
 
 
-class FoldedStore(nn.Module):
-    """All rows share a few that are zero. It is for callers that need the shapes of a lookup and not its values."""
+class FoldedStore(RowStore):
+    """All rows share a few that are zero. It is for callers that need the shapes of a lookup and
+    not its values.
+    """
 
     slots_are_rows = False
-    is_allocated = False
     FEW = 16
 
     def __init__(self, component: Component, rows: int, dim: int) -> None:

@@ -7,24 +7,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparrow.core import UserError
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.stores.store import At, level_of
+from sparrow.embeddings.stores.store import At, RowStore, level_of
 from sparrow.kernels import row_levels
 from sparrow.kernels.embedding_bag import Rows, Table
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LeveledRows:
-    """Row records 0 <= row < R that are never written, such as those of mapped files: all, and newer ones of some.
+    """Row records 0 <= row < R that are never written, such as those of mapped files: all, and
+    newer ones of some.
 
     The newer ones lie on a second level, on which `row_levels` finds a row.
 
     Args:
         fields: field -> its entries in the rows of the first level, [rows, ...].
-        rows_U: int64 [U], the rows of the second level, ascending. All from the end of the first on are among them.
+        rows_U: int64 [U], the rows of the second level, ascending. All from the end of the first on
+            are among them.
         above: field -> its entries in these rows, [U, ...].
     """
 
@@ -52,21 +54,26 @@ class LeveledRows:
         return row_levels.slots_of(rows_N, (0, len(rows_N)), self.places, (0,), (self.below,))
 
     def read(self, name: str, at: At) -> Tensor:
-        """Returns the entries of a field in some rows, [N, ...]. They are a view where there is one level."""
-        of = self.fields[name]
+        """Returns the entries of a field in some rows, [N, ...]. They are a view where there is one
+        level.
+        """
+        below = self.fields[name]
         if not len(self.rows_U):
-            return of[at]
-        slots_N = self.slots_of(torch.arange(*at.indices(self.count)) if isinstance(at, slice) else at)
+            return below[at]
+        rows_N = torch.arange(*at.indices(self.count)) if isinstance(at, slice) else at
+        slots_N = self.slots_of(rows_N)
         is_below_N = slots_N < self.below
-        found = of.new_empty(len(slots_N), *of.shape[1:])
-        found[is_below_N] = of[slots_N[is_below_N]]
-        found[~is_below_N] = self.above[name][slots_N[~is_below_N] - self.below]
-        return found
+        entries = below.new_empty(len(slots_N), *below.shape[1:])
+        entries[is_below_N] = below[slots_N[is_below_N]]
+        entries[~is_below_N] = self.above[name][slots_N[~is_below_N] - self.below]
+        return entries
 
     def updated(self, rows_V: Tensor, fields: Mapping[str, Tensor]) -> LeveledRows:
-        """Returns these rows with still newer records of some, which stay where they are if there was one level.
+        """Returns these rows with still newer records of some, which stay where they are if there
+        was one level.
 
-        Those that were newer before are merged with them in memory, so that there are never more than two levels.
+        Those that were newer before are merged with them in memory, so that there are never more
+        than two levels.
 
         Args:
             rows_V: int64 [V], ascending.
@@ -78,19 +85,20 @@ class LeveledRows:
             return LeveledRows(fields=self.fields, rows_U=rows_V, above=fields)
         stay_U = ~torch.isin(self.rows_U, rows_V, assume_unique=True)
         rows_W, order_W = torch.cat([self.rows_U[stay_U], rows_V]).sort()
-        above = {name: torch.cat([of[stay_U], fields[name]])[order_W] for name, of in self.above.items()}
+        above = {
+            name: torch.cat([values[stay_U], fields[name]])[order_W]
+            for name, values in self.above.items()
+        }
         return LeveledRows(fields=self.fields, rows_U=rows_W, above=above)
 
 
-class MappedStore(nn.Module):
+class MappedStore(RowStore):
     """Rows that are never written. Processes that map the same files share their memory.
 
     Args:
         component: whose rows these are, with a rule that keeps nothing of a row.
         rows: its rows, with the fields of its format.
     """
-
-    is_allocated = False  # nobody has to give the rows first values
 
     def __init__(self, component: Component, rows: LeveledRows) -> None:
         super().__init__()
@@ -104,13 +112,21 @@ class MappedStore(nn.Module):
         levels = (self.rows.fields,) if self.slots_are_rows else (self.rows.fields, self.rows.above)
         return tuple(level_of(self.component, _untouched(fields)) for fields in levels)
 
+    @property
+    def second_level(self) -> tuple[Tensor, int] | None:
+        """The newer records of some rows, if there are any."""
+        return None if self.slots_are_rows else (self.rows.places, self.rows.below)
+
     def slots_of(self, rows_N: Tensor) -> Tensor:
-        """Returns what `LeveledRows.slots_of` does."""
+        """Returns the slots of rows."""
         return self.rows.slots_of(rows_N)
 
     def admit(self, rows_N: Tensor, table: Table) -> Tensor:
         """Refuse: no row learns."""
-        raise UserError(f"table {self.component.name!r}: a model that was exported does not learn; train its run")
+        raise UserError(
+            f"table {self.component.name!r}: a model that was exported does not learn; train"
+            " its run"
+        )
 
     def pinned(self, rows_N: Tensor) -> Tensor:
         """Refuse, as `admit` does."""
@@ -120,7 +136,7 @@ class MappedStore(nn.Module):
         """Do nothing."""
 
     def read(self, at: At) -> dict[str, Tensor]:
-        """Returns what `RowStore.read` says."""
+        """Returns all fields of some rows."""
         return _untouched({name: self.rows.read(name, at) for name in self.rows.fields})
 
     def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:

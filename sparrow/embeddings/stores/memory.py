@@ -4,24 +4,25 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparrow.core import UserError
 from sparrow.core.pages import empty_rows
+from sparrow.embeddings.sizes import memory_bytes
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.stores.store import At, chosen_device, level_of
-from sparrow.kernels import row_index
+from sparrow.embeddings.stores.store import At, Beneath, level_of
+from sparrow.kernels import row_write
 from sparrow.kernels.embedding_bag import Rows, Table
 
 
-class MemoryStore(nn.Module):
-    """Rows in plain memory of a device, at first that of `rows_on`. Slots are rows, on one level.
+class MemoryStore(Beneath):
+    """Rows in plain memory of a device. Slots are rows, on one level.
 
     Args:
         component: whose rows these are.
         rows: how many of its rows are here.
         dim: how many of its dimensions are here.
-        device: "meta" for no memory at all.
+        device: at first; "meta" for no memory at all.
 
     Raises:
         UserError: when a GPU has too little memory.
@@ -29,22 +30,25 @@ class MemoryStore(nn.Module):
 
     slots_are_rows = True
 
-    def __init__(self, component: Component, rows: int, dim: int, device: str | None = None) -> None:
+    def __init__(self, component: Component, rows: int, dim: int, device: str = "cpu") -> None:
         super().__init__()
-        device = device or chosen_device()
         self.component = component
-        self.dim, self._fields = dim, component.fields_of(dim)
+        self.dim = dim
+        self._fields = component.fields_of(dim)
         self.names = tuple(self._fields)
         for name, field in self._fields.items():
             try:
-                made = empty_rows(*field.shape(rows), dtype=field.dtype, device=device)
+                entries = empty_rows(*field.shape(rows), dtype=field.dtype, device=device)
             except torch.OutOfMemoryError:
-                size = f"its rows take {component.bytes_of(rows, dim) / 1e9:.2f} GB"
+                size = f"its rows take {memory_bytes(component, rows, dim) / 1e9:.2f} GB"
                 free = f"{torch.cuda.mem_get_info(device)[0] / 1e9:.2f} GB of {device} are free"
-                remedy = "choose a smaller --tables.format.name, such as int8, a smaller --model.dim, or more GPUs"
+                remedy = (
+                    "choose a smaller --tables.format.name, such as int8, a smaller --model.dim, or"
+                    " more GPUs"
+                )
                 raise UserError(f"table {component.name!r}: {size} and {free}; {remedy}") from None
             # not persistent: a state_dict holds the dense weights, tables travel as chunks
-            self.register_buffer(name, made, persistent=False)
+            self.register_buffer(name, entries, persistent=False)
 
     @property
     def is_allocated(self) -> bool:
@@ -77,17 +81,22 @@ class MemoryStore(nn.Module):
         """Do nothing."""
 
     def read(self, at: At) -> dict[str, Tensor]:
-        """Returns what `RowStore.read` says."""
+        """Returns all fields of some rows."""
         return {name: self.get_buffer(name)[at] for name in self.names}
 
     def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
-        """Do what `RowStore.write` says. Rows and entries may be on another device."""
-        mine = [buffer for name in fields if (buffer := self._buffers[name]) is not None]  # get_buffer is slow
-        if not isinstance(at, slice) and columns == slice(None) and mine[0].is_cpu and at.is_cpu:
-            row_index.write(mine, [value.to(t.dtype) for t, value in zip(mine, fields.values(), strict=True)], at)
+        """Write some fields of some rows. Rows and entries may be on another device."""
+        # get_buffer is slow
+        buffers = [buffer for name in fields if (buffer := self._buffers[name]) is not None]
+        if not isinstance(at, slice) and columns == slice(None) and buffers[0].is_cpu and at.is_cpu:
+            converted = [
+                entries.to(buffer.dtype)
+                for buffer, entries in zip(buffers, fields.values(), strict=True)
+            ]
+            row_write.write(buffers, converted, at)
             return
         with torch.no_grad():
-            for buffer, (name, given) in zip(mine, fields.items(), strict=True):
-                values = given.to(buffer.device)
+            for buffer, (name, entries) in zip(buffers, fields.items(), strict=True):
+                values = entries.to(buffer.device)
                 at = at if isinstance(at, slice) else at.to(buffer.device)
                 self._fields[name].put(buffer, at, values, columns, self.dim)

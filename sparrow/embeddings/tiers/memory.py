@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparrow.embeddings.spec import Component, Folder, Tier
+from sparrow.embeddings.spec import Component, Placement, Tier
 from sparrow.embeddings.stores import MemoryStore
 
 
@@ -18,10 +18,15 @@ class Config(Tier):
 
     is_on: ClassVar[bool] = False
 
+    @property
+    def is_in_memory(self) -> bool:
+        """See `Tier.is_in_memory`."""
+        return True
+
     def memory_bytes(self, component: Component, rows: int, dim: int) -> int:
         """See `Tier.memory_bytes`."""
-        return rows * sum(field.bytes_row for field in component.fields_of(dim).values())
+        return rows * component.record_bytes(dim)
 
-    def store(self, component: Component, rows: int, dim: int, folder: Folder) -> MemoryStore:
+    def store(self, component: Component, rows: int, dim: int, placement: Placement) -> MemoryStore:
         """See `Tier.store`."""
-        return MemoryStore(component, rows, dim)
+        return MemoryStore(component, rows, dim, placement.device)

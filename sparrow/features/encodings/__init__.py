@@ -1,4 +1,5 @@
-"""How the ids of a table are numbered. One file per kind: file `x.py` has `Kind`, which an encoding of kind "x" is.
+"""How the ids of a table are numbered. One file per kind: file `x.py` has `Kind`, which an encoding
+of kind "x" is.
 
 A kind is chosen in a schema's `[encodings]`. What depends on it is asked of its `Kind`.
 """
@@ -49,7 +50,9 @@ class Kind(Protocol):
         """Whether only integers can be ids."""
         ...
 
-    def fitted(self, name: str, encoding: Encoding, ids: SeenIds, known: Any) -> tuple[Encoding, Any, Any] | None:
+    def fit(
+        self, name: str, encoding: Encoding, ids: SeenIds, known: Any
+    ) -> tuple[Encoding, Any, Any] | None:
         """Returns an encoding with what it lacks fitted; None when another kind should be taken.
 
         Args:
@@ -59,7 +62,8 @@ class Kind(Protocol):
             known: the `Known` of an earlier log, which is to be grown, or None.
 
         Returns:
-            The whole encoding, its `Known` or None, and since when ids are known, int64 [2, rows], or None.
+            The whole encoding, its `Known` or None, and since when ids are known, int64 [2, rows],
+            or None.
         """
         ...
 
@@ -76,11 +80,14 @@ class Kind(Protocol):
         ...
 
     def lookup(self, known: Any) -> Lookup:
-        """Returns how a request's ids are numbered by compiled code; of kind "refused" where only `rows_of` can."""
+        """Returns how a request's ids are numbered by compiled code; of kind "refused" where only
+        `rows_of` can.
+        """
         ...
 
     def moved(self, old: Encoding, new: Encoding, then: Any, now: Any) -> Int64s | None:
-        """Returns for each number of an earlier log the number of the same id now, or -1. None when nobody can tell.
+        """Returns for each number of an earlier log the number of the same id now, or -1. None when
+        nobody can tell.
 
         Args:
             old: the earlier log's encoding.
@@ -97,14 +104,14 @@ class Kind(Protocol):
 
 def kind_of(encoding: Encoding) -> Kind:
     """Returns the kind of an encoding; hash where none is chosen yet."""
-    return named(encoding.kind or "hash")
+    return load_kind(encoding.kind or "hash")
 
 
-def named(kind: str) -> Kind:
+def load_kind(kind: str) -> Kind:
     """Returns the kind of this name."""
     assert kind in get_args(KINDS)
-    made: Kind = import_module(f"{__name__}.{kind}").Kind()
-    return made
+    member: Kind = import_module(f"{__name__}.{kind}").Kind()
+    return member
 
 
 __all__ = [
@@ -118,5 +125,5 @@ __all__ = [
     "Known",
     "SeenIds",
     "kind_of",
-    "named",
+    "load_kind",
 ]

@@ -1,8 +1,10 @@
-"""Ids counted in bounded memory: when and how often each occurs, from which follows when it is known.
+"""Ids counted in bounded memory: when and how often each occurs, from which follows when it is
+known.
 
-An id is known in a row of training when rows of earlier moments hold it at least min_count - 1 times; where it is not,
-it is unknown. A table has rows for the ids that are known in some row of training, as only these rows learn. So
-whether an id is known never depends on what came later, nor on other rows of the same moment.
+An id is known in a row of training when rows of earlier moments hold it at least min_count - 1
+times; where it is not, it is unknown. A table has rows for the ids that are known in some row of
+training, as only these rows learn. So whether an id is known never depends on what came later, nor
+on other rows of the same moment.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ MERGED = 1 << 18  # entries that are merged at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """Some ids of a stream in the order of their hashes, hashes_U int64 [U], and what became of each.
+class DistinctIds:
+    """Some ids of a stream in the order of their hashes, hashes_U int64 [U], and what became of
+    each.
 
-    counts_U: int64 [U], occurrences. known_U: bool [U], whether it is known in some row. since_2U: int64 [2, U], for
-    those that are: the moment (time, place) after which. today_U: bool [U], False for ids of earlier logs alone.
+    counts_U: int64 [U], occurrences. known_U: bool [U], whether it is known in some row. since_2U:
+    int64 [2, U], for those that are: the moment (time, place) after which. today_U: bool [U], False
+    for ids of earlier logs alone.
     """
 
     hashes_U: Int64s
@@ -41,10 +45,11 @@ class Seen:
 class Counts:
     """When and how often each id of a stream occurs, by its hash.
 
-    An entry, a column int64 [4], is an id's hash, a moment (time, place) and the occurrences at it. Kept of each id are
-    its first entries, until they hold `needed` occurrences, and one for all later ones at the last moment of these.
-    needed: min_count - 1. memory: entries held, of 32 bytes each, give or take; when there are more, sorted runs go to
-    the file `path`, which the caller deletes.
+    An entry, a column int64 [4], is an id's hash, a moment (time, place) and the occurrences at it.
+    Kept of each id are its first entries, until they hold `needed` occurrences, and one for all
+    later ones at the last moment of these. needed: min_count - 1. memory: entries held, of 32 bytes
+    each, give or take; when there are more, sorted runs go to the file `path`, which the caller
+    deletes.
     """
 
     def __init__(self, path: Path, needed: int = MIN_COUNT - 1, memory: int = MERGED) -> None:
@@ -77,10 +82,13 @@ class Counts:
         self.add(np.stack([hashes_U, before_U, before_U, counts_U]))
 
     def merged(self) -> Iterator[Int64s]:
-        """Yields all entries int64 [4, E] in the order of hash and moment, about MERGED at a time. No id is cut."""
+        """Yields all entries int64 [4, E] in the order of hash and moment, about MERGED at a time.
+        No id is cut.
+        """
         runs = [self._merged(self._new)] if self._new else []
         if self._runs:
-            spilled, first = np.memmap(self._path, np.int64, "r"), 0
+            spilled = np.memmap(self._path, np.int64, "r")
+            first = 0
             for size in self._runs:
                 runs.append(spilled[4 * first : 4 * (first + size)].reshape(4, size))
                 first += size
@@ -89,13 +97,14 @@ class Counts:
         for low, high in zip([0, *ends], ends, strict=False):
             pieces = []
             for run in runs:
-                i, j = np.searchsorted(run[0], low), run.shape[1]
+                i = np.searchsorted(run[0], low)
+                j = run.shape[1]
                 if high < 1 << 63:
                     j = int(np.searchsorted(run[0], high))
                 pieces.append(run[:, i:j])
             yield self._merged(pieces)
 
-    def seen(self) -> Iterator[Seen]:
+    def distinct_ids(self) -> Iterator[DistinctIds]:
         """Yields every id once, about MERGED of them at a time."""
         for entries_4E in self.merged():
             hash_E, _, _, count_E = entries_4E
@@ -104,10 +113,13 @@ class Counts:
             total_U = np.add.reduceat(count_E, first_U) if len(first_U) else count_E
             known_U = total_U - count_E[last_U] >= self.needed
             since_2U = np.where(last_U > first_U, entries_4E[1:3, last_U - 1], BEFORE)
-            yield Seen(hash_E[first_U], total_U, known_U, since_2U, entries_4E[1, last_U] > BEFORE)
+            today_U = entries_4E[1, last_U] > BEFORE
+            yield DistinctIds(hash_E[first_U], total_U, known_U, since_2U, today_U)
 
     def _merged(self, parts: list[Int64s]) -> Int64s:
-        """Entries in order, those of one moment, and those after the first `needed` occurrences, as one."""
+        """Entries in order, those of one moment, and those after the first `needed` occurrences, as
+        one.
+        """
         entries_4M = np.concatenate(parts, axis=1)
         entries_4M = entries_4M[:, np.lexsort(entries_4M[2::-1])]
         hash_M, time_M, place_M, count_M = entries_4M
@@ -115,9 +127,14 @@ class Counts:
         moments_M = ids_M | _changes(time_M) | _changes(place_M)
         before_M = np.cumsum(count_M) - count_M
         at_M = np.arange(len(hash_M))
-        before_M = before_M[np.maximum.accumulate(at_M * moments_M)] - before_M[np.maximum.accumulate(at_M * ids_M)]
+        before_M = (
+            before_M[np.maximum.accumulate(at_M * moments_M)]
+            - before_M[np.maximum.accumulate(at_M * ids_M)]
+        )
         late_M = before_M >= self.needed
-        first_E = np.flatnonzero(ids_M | (moments_M & ~late_M) | (late_M & ~np.append(False, late_M)[:-1]))
+        first_E = np.flatnonzero(
+            ids_M | (moments_M & ~late_M) | (late_M & ~np.append(False, late_M)[:-1])
+        )
         if len(first_E) == len(hash_M):
             return entries_4M
         last_E = np.append(first_E[1:], len(hash_M)) - 1

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparrow.core.arrays import Array, Int64s
-from sparrow.core.errors import UserError
+from sparrow.core.errors import UserError, complaint
 
 GROUP = 1 << 24  # rows of a row group in a file
 
 
 def write(path: Path, names: tuple[str, ...], pieces: Iterable[Array], known: int) -> None:
-    """Writes pieces as Parquet in row groups of GROUP rows, with a note of how many row groups the known ids take.
+    """Writes pieces as Parquet in row groups of GROUP rows, with a note of how many row groups the
+    known ids take.
 
     Args:
         path: of the file.
@@ -33,7 +34,10 @@ def write(path: Path, names: tuple[str, ...], pieces: Iterable[Array], known: in
     ) as file:
         for piece in pieces:
             if piece.shape[1]:
-                file.write_table(pa.Table.from_arrays([pa.array(x, pa.int64()) for x in piece], schema=columns), GROUP)
+                file.write_table(
+                    pa.Table.from_arrays([pa.array(x, pa.int64()) for x in piece], schema=columns),
+                    GROUP,
+                )
 
 
 def row_groups(path: Path) -> tuple[int, list[int]]:
@@ -42,7 +46,7 @@ def row_groups(path: Path) -> tuple[int, list[int]]:
     Raises:
         UserError: when the file is missing or damaged.
     """
-    with _told(path), pq.ParquetFile(path) as file:
+    with _report_damage(path), pq.ParquetFile(path) as file:
         return int(file.schema_arrow.metadata[b"known"]), list(range(file.num_row_groups))
 
 
@@ -59,16 +63,19 @@ def read(path: Path, groups: list[int], columns: int) -> list[Int64s]:
     """
     if not groups:
         return [np.empty(0, np.int64)] * columns
-    with _told(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with _report_damage(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         read_columns = file.read_row_groups(groups).columns
+        if len(read_columns) != columns:
+            raise ValueError(f"{len(read_columns)} columns, not {columns}")
         # by to_numpy Arrow would import pandas, which takes longer than to load a small model
-        return [np.concatenate([np.from_dlpack(part) for part in column.chunks]) for column in read_columns]
+        return [np.concatenate(list(map(np.from_dlpack, c.chunks))) for c in read_columns]
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _report_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        words = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path}: missing or damaged ({words}); prepare the log again") from None
+        raise UserError(
+            f"{path}: missing or damaged ({complaint(error)}); prepare the log again"
+        ) from None

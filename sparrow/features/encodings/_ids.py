@@ -6,7 +6,9 @@ from sparrow.features.encodings._counts import Counts
 
 
 class SeenIds(Protocol):
-    """What training holds of a table's ids. low, high: of those that are integers; hashed: whether some are not."""
+    """What training holds of a table's ids. low, high: of those that are integers; hashed: whether
+    some are not.
+    """
 
     counts: Counts
     low: int

@@ -23,8 +23,10 @@ class Kind:
     unknown = None
     takes_integers = False
 
-    def fitted(self, name: str, encoding: Encoding, ids: SeenIds, known: None) -> tuple[Encoding, None, None]:
-        """See `Kind.fitted`: as many rows as a power of two of at least twice the distinct ids."""
+    def fit(
+        self, name: str, encoding: Encoding, ids: SeenIds, known: None
+    ) -> tuple[Encoding, None, None]:
+        """See `Kind.fit`: as many rows as a power of two of at least twice the distinct ids."""
         distinct = ids.distinct() if encoding.distinct is None else encoding.distinct
         rows = encoding.rows or max(16, 1 << (2 * distinct - 1).bit_length())
         return replace(encoding, kind="hash", rows=rows, distinct=distinct), None, None

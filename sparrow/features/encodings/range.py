@@ -35,18 +35,23 @@ class Range:
     KNOWN = -1
 
     def rows_of(self, integers_U: Int64s) -> Int64s:
-        """Returns the table row of each integer, int64 [U]; 1 for those outside, and for those that are not known."""
+        """Returns the table row of each integer, int64 [U]; 1 for those outside, and for those that
+        are not known.
+        """
         inside_U = (integers_U >= self.low) & (integers_U <= self.low + len(self.counts_I) - 1)
         place_U = np.where(inside_U, integers_U, self.low) - self.low
         return np.where(inside_U & (self.counts_I[place_U] == self.KNOWN), place_U + FIRST, UNKNOWN)
 
     def rare(self) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yields the integers that are not yet known, by their hashes, and how often each was seen, int64 each."""
+        """Yields the integers that are not yet known, by their hashes, and how often each was seen,
+        int64 each.
+        """
         place_U = np.flatnonzero(self.counts_I > 0)
         yield hash_ids(pa.array(self.low + place_U)), self.counts_I[place_U].astype(np.int64)
 
     def grown(self, counts: Counts, low: int, high: int) -> tuple[Range, Int64s]:
-        """Returns the range low..high with what `counts` saw of it, and since when its integers are known.
+        """Returns the range low..high with what `counts` saw of it, and since when its integers are
+        known.
 
         Integers that were known before are so from the start.
 
@@ -58,24 +63,32 @@ class Range:
         Returns:
             The range, and since when each table row is known, int64 [2, rows].
         """
-        counts_I, since_2R = np.zeros(high - low + 1, np.int32), np.full((2, high - low + 1 + FIRST), BEFORE)
+        counts_I = np.zeros(high - low + 1, np.int32)
+        since_2R = np.full((2, high - low + 1 + FIRST), BEFORE)
         known_I = np.zeros(len(counts_I), np.bool_)
-        first, last = max(low, self.low), min(high + 1, self.low + len(self.counts_I))
+        first = max(low, self.low)
+        last = min(high + 1, self.low + len(self.counts_I))
         if first < last:
-            known_I[first - low : last - low] = self.counts_I[first - self.low : last - self.low] == self.KNOWN
+            known_I[first - low : last - low] = (
+                self.counts_I[first - self.low : last - self.low] == self.KNOWN
+            )
         hashes_I = hash_ids(pa.array(np.arange(low, high + 1)))
         order = np.argsort(hashes_I)
         hashes_I = hashes_I[order]
-        for seen in counts.seen():
-            at_U = np.minimum(np.searchsorted(hashes_I, seen.hashes_U), len(order) - 1)
-            here_U = hashes_I[at_U] == seen.hashes_U
-            place = order[at_U[here_U]]
-            counts_I[place] = np.minimum(seen.counts_U[here_U], counts.needed)
-            new = seen.known_U[here_U] & ~known_I[place]
-            since_2R[:, place[new] + FIRST] = seen.since_2U[:, here_U][:, new]
+        for batch in counts.distinct_ids():
+            at_U = np.minimum(np.searchsorted(hashes_I, batch.hashes_U), len(order) - 1)
+            in_range_U = hashes_I[at_U] == batch.hashes_U
+            place = order[at_U[in_range_U]]
+            counts_I[place] = np.minimum(batch.counts_U[in_range_U], counts.needed)
+            new = batch.known_U[in_range_U] & ~known_I[place]
+            since_2R[:, place[new] + FIRST] = batch.since_2U[:, in_range_U][:, new]
             counts_I[place[new]] = self.KNOWN
         counts_I[known_I] = self.KNOWN
         return Range(low, counts_I), since_2R
+
+    def with_all_known(self) -> Range:
+        """Returns the range with all its integers known."""
+        return Range(self.low, np.full_like(self.counts_I, self.KNOWN))
 
     def save(self, path: Path) -> None:
         """Writes the counts as Parquet."""
@@ -97,17 +110,17 @@ class Kind:
     unknown = UNKNOWN
     takes_integers = True
 
-    def fitted(
+    def fit(
         self, name: str, encoding: Encoding, ids: SeenIds, known: Range | None
     ) -> tuple[Encoding, Range, Int64s]:
-        """See `Kind.fitted`."""
+        """See `Kind.fit`."""
         encoding = self._sized(name, self._widened(encoding, ids) if known else encoding, ids)
         assert encoding.low is not None
         assert encoding.high is not None
-        made, since_2R = (known or Range(encoding.low, np.empty(0, np.int32))).grown(
+        grown, since_2R = (known or Range(encoding.low, np.empty(0, np.int32))).grown(
             ids.counts, encoding.low, encoding.high
         )
-        return encoding, made, since_2R
+        return encoding, grown, since_2R
 
     def _widened(self, encoding: Encoding, ids: SeenIds) -> Encoding:
         """A range that reaches to the highest integer, unless that would leave most of it empty."""
@@ -128,15 +141,25 @@ class Kind:
         rows = high - low + 1 + FIRST
         if encoding.rows not in (None, rows):
             remedy = f"{low}..{high} needs {rows}; leave rows out"
-            raise UserError(f"encodings.{name}.rows: {encoding.rows} for kind 'range', but {remedy}")
+            raise UserError(
+                f"encodings.{name}.rows: {encoding.rows} for kind 'range', but {remedy}"
+            )
         distinct = ids.distinct() if encoding.distinct is None else encoding.distinct
         min_count = ids.counts.needed + 1
-        return replace(encoding, kind="range", min_count=min_count, low=low, high=high, rows=rows, distinct=distinct)
+        return replace(
+            encoding,
+            kind="range",
+            min_count=min_count,
+            low=low,
+            high=high,
+            rows=rows,
+            distinct=distinct,
+        )
 
     def load(self, path: Path, encoding: Encoding) -> Range | None:
         """See `Kind.load`."""
-        found = Range.load(path, encoding.low or 0)
-        return found if len(found.counts_I) + FIRST == encoding.rows else None
+        loaded = Range.load(path, encoding.low or 0)
+        return loaded if len(loaded.counts_I) + FIRST == encoding.rows else None
 
     def rows_of(self, known: Range, distinct: pa.Array) -> Int64s:
         """See `Kind.rows_of`."""
@@ -148,7 +171,9 @@ class Kind:
 
         return Lookup("range", known.counts_I, low=known.low)
 
-    def moved(self, old: Encoding, new: Encoding, then: Range | None, now: Range | None) -> Int64s | None:
+    def moved(
+        self, old: Encoding, new: Encoding, then: Range | None, now: Range | None
+    ) -> Int64s | None:
         """See `Kind.moved`: by how far the ranges' ends lie apart."""
         if old.low is None or new.low is None:
             return None
@@ -160,4 +185,6 @@ class Kind:
 
     def name_of(self, encoding: Encoding, row: int) -> str:
         """See `Kind.name_of`: the integer."""
-        return ("missing", "unknown")[row] if row < FIRST else str(row + (encoding.low or 0) - FIRST)
+        return (
+            ("missing", "unknown")[row] if row < FIRST else str(row + (encoding.low or 0) - FIRST)
+        )

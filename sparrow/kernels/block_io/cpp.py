@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,25 +12,12 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.kernels import close, missing
-from sparrow.kernels.block_io.file import File
+from sparrow.kernels.block_io.file import Counts, File
 from sparrow.kernels.block_io.layout import BlockMap
-from sparrow.kernels.block_io.reference import Counts
 
 assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
 READ, SHORT, CHECKSUM, OTHER, WRITE, SYNC = range(1, 7)  # the kinds of errors, see store.h
-
-
-def mixed_sum(words: Tensor, first: int) -> int:
-    """See layout.py."""
-    found: int = ops.block_io_mixed_sum(words, first)
-    return found
-
-
-def joined(into: Tensor, parts: Sequence[Tensor], first: int) -> int:
-    """See layout.py."""
-    found: int = ops.block_io_joined(into, list(parts), first)
-    return found
 
 
 @dataclass(eq=False)
@@ -48,9 +35,23 @@ class Store:
         BlockingIOError: when io_uring cannot be used here.
     """
 
-    def __init__(self, file: File, map: BlockMap | None, bytes_queue: int, way: Literal["io_uring", "threads"]) -> None:
+    def __init__(
+        self,
+        file: File,
+        map: BlockMap | None,
+        bytes_queue: int,
+        way: Literal["io_uring", "threads"],
+    ) -> None:
         self._file, layout = file, file.layout
-        settings = [file.fd, file.number, layout.block, layout.per_block, layout.start, layout.rows, bytes_queue]
+        settings = [
+            file.fd,
+            file.number,
+            layout.block,
+            layout.per_block,
+            layout.start,
+            layout.rows,
+            bytes_queue,
+        ]
         settings += [os.fstat(file.fd).st_size // layout.block, file.step]
         settings += [field.bytes_row for field in layout.fields.values()]
         nothing_K = torch.zeros(layout.blocks if map is None else 0, dtype=torch.int32)
@@ -63,7 +64,9 @@ class Store:
         """See `Blocks`."""
         never_U = torch.zeros(len(rows_U), dtype=torch.bool)
         tensors = [into[name] for name in self._file.layout.fields]
-        ticket = ops.block_io_fetch(self.handle, rows_U.contiguous(), tensors, at_U.contiguous(), never_U)
+        ticket = ops.block_io_fetch(
+            self.handle, rows_U.contiguous(), tensors, at_U.contiguous(), never_U
+        )
         return Reading(ticket=ticket, never_U=never_U)
 
     def wait(self, reading: Reading) -> Tensor:
@@ -95,11 +98,13 @@ class Store:
 
     def snapshot(self) -> tuple[BlockMap, Tensor, Tensor]:
         """See `Blocks`; the records are uint8 [U, bytes]."""
-        places_K, generations_K = (torch.empty(self._file.layout.blocks, dtype=torch.int32) for _ in range(2))
+        blocks = self._file.layout.blocks
+        places_K = torch.empty(blocks, dtype=torch.int32)
+        generations_K = torch.empty(blocks, dtype=torch.int32)
         map = BlockMap(file=self._file.number, places_K=places_K, generations_K=generations_K)
-        told, rows_U, records_UB = ops.block_io_snapshot(self.handle, places_K, generations_K)
+        report, rows_U, records_UB = ops.block_io_snapshot(self.handle, places_K, generations_K)
         try:
-            self._raise(told)
+            self._raise(report)
         except UserError:
             self.drop(places_K)
             raise
@@ -123,22 +128,28 @@ class Store:
         close(ops.block_io_close, self.handle)
         os.close(self._file.fd)
 
-    def error_of(self, told: list[int]) -> UserError | None:
+    def error_of(self, report: list[int]) -> UserError | None:
         """See `Blocks`."""
-        kind, code, block, place, number, generation, expected = told
-        return self._error(kind, code, block, place, (number, generation, expected)) if kind else None
+        kind, code, block, place, number, generation, expected = report
+        if not kind:
+            return None
+        return self._error(kind, code, block, place, (number, generation, expected))
 
-    def _raise(self, told: Tensor) -> None:
-        if error := self.error_of(told.tolist()):
+    def _raise(self, report: Tensor) -> None:
+        if error := self.error_of(report.tolist()):
             raise error
 
-    def _error(self, kind: int, code: int, block: int, place: int, found: tuple[int, int, int]) -> UserError:
+    def _error(
+        self, kind: int, code: int, block: int, place: int, numbers: tuple[int, int, int]
+    ) -> UserError:
         file = self._file
-        if kind in (READ, WRITE, SYNC):
-            return file.failed(None if kind == SYNC else block, code, "read" if kind == READ else "write")
+        if kind == READ:
+            return file.failed(block, code, "read")
+        if kind in (WRITE, SYNC):
+            return file.failed(None if kind == SYNC else block, code, "write")
         if kind == SHORT:
             return file.cut(block, place)
         if kind == CHECKSUM:
             return file.wrong_checksum(block, place)
-        number, generation, expected = found
-        return file.other_block(block, place, (number, generation), expected)
+        number, generation, expected = numbers
+        return file.wrong_block(block, place, (number, generation), expected)

@@ -10,10 +10,16 @@ namespace {
 using namespace block_io;
 
 // The engines are made when they are first needed and live with the process. Null: this one cannot run.
+// The threads of a parent's engines are not in a fork of it, which makes its own.
 Engine* engine(bool is_ring) {
   static std::mutex mutex;
   static Engine* made[2] = {};
+  static pid_t process = getpid();
   const std::lock_guard<std::mutex> guard(mutex);
+  if (process != getpid()) {
+    process = getpid();
+    made[0] = made[1] = nullptr;
+  }
   Engine*& found = made[is_ring];
   if (found) return found;
   if (!is_ring) return found = new Threads;
@@ -36,7 +42,8 @@ Open& block_io::opened(int64_t handle) {
   const std::lock_guard<std::mutex> guard(all_mutex);
   const auto it = all().find(handle);
   check(it != all().end(), "block_io: it is closed");
-  check(it->second->process == getpid(), "block_io: opened before a fork; open the file in the new process");
+  check(it->second->process == getpid(),
+        "opened before a fork; open the model, the run or the file in the new process");
   return *it->second;
 }
 

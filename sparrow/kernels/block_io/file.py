@@ -1,4 +1,6 @@
-"""The file under a block store: its head, its lock, and what is said when something is wrong with it."""
+"""The file under a block store: its head, its lock, and what is said when something is wrong with
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,21 @@ from sparrow.core.errors import UserError
 from sparrow.kernels.block_io.layout import BlockMap, Layout
 
 MAGIC = b"sparrow blocks 1"
-HEAD = struct.Struct("<16sQQQQ")  # the magic, then the file's number, rows, bytes of a record, bytes of a block
+# the magic, then the file's number, rows, bytes of a record, bytes of a block
+HEAD = struct.Struct("<16sQQQQ")
 PATIENCE = 3.0  # seconds
 STEPS = 1 << 12  # of generations, which are below 2**31
 GOES_ON = "a run goes on from its last checkpoint with --resume"
 _warned: set[str] = set()
+
+
+@dataclass
+class Counts:
+    """See `Blocks.counters`."""
+
+    blocks_read: int = 0
+    blocks_written: int = 0
+    rows_from_queue: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +48,9 @@ class File:
         number: see `BlockMap.file`.
         fd: the open file, which has the lock.
         is_direct: whether reads and writes pass by the page cache.
-        step: by how much a block's generation grows when it is written. It is another one each time the file is opened.
-            So what a killed process wrote is not taken for what the next one writes at the same place.
+        step: by how much a block's generation grows when it is written. It is another one each time
+            the file is opened. So what a killed process wrote is not taken for what the next one
+            writes at the same place.
     """
 
     path: Path
@@ -61,27 +74,37 @@ class File:
         """What is raised when a block is not what was written."""
         return self._damaged(block, f"the checksum of block {place} is wrong")
 
-    def other_block(self, block: int, place: int, found: tuple[int, int], generation: int) -> UserError:
-        """What is raised when a block is another one, or an older one. found: its number and generation."""
-        number, older = found
-        what = f"block {place} is number {number}, generation {older} instead of {block}, {generation}"
-        return self._damaged(block, what)
+    def wrong_block(
+        self, block: int, place: int, seal: tuple[int, int], generation: int
+    ) -> UserError:
+        """What is raised when a block is another one, or an older one. seal: the number and the
+        generation that it has.
+        """
+        number, older = seal
+        damage = (
+            f"block {place} is number {number}, generation {older} instead of {block}, {generation}"
+        )
+        return self._damaged(block, damage)
 
-    def _damaged(self, block: int, what: str) -> UserError:
+    def _damaged(self, block: int, damage: str) -> UserError:
         return UserError(
-            f"table {self.table}, {self.rows_of(block)}: {self.path} is damaged ({what}); go back to a checkpoint "
-            "whose file is whole, or train the table again"
+            f"table {self.table}, {self.rows_of(block)}: {self.path} is damaged ({damage}); go back"
+            " to a checkpoint whose file is whole, or train the table again"
         )
 
     def failed(self, block: int | None, code: int, doing: str) -> UserError:
-        """What is raised when the system refuses to read or write a block, or all (None). code: its errno."""
+        """What is raised when the system refuses to read or write a block, or all (None). code: its
+        errno.
+        """
         rows = "" if block is None else f", {self.rows_of(block)}"
         remedy = {
             errno.ENOSPC: f"make room there; {GOES_ON}",
             errno.EDQUOT: f"raise the quota; {GOES_ON}",
             errno.EFBIG: f"raise the limit for files (ulimit -f); {GOES_ON}",
         }.get(code, f"check the device; {GOES_ON}")
-        return UserError(f"table {self.table}{rows}: cannot {doing} {self.path}: {os.strerror(code)}; {remedy}")
+        return UserError(
+            f"table {self.table}{rows}: cannot {doing} {self.path}: {os.strerror(code)}; {remedy}"
+        )
 
 
 def create(path: Path, table: str, layout: Layout) -> File:
@@ -91,20 +114,26 @@ def create(path: Path, table: str, layout: Layout) -> File:
         UserError: when there is one already, or the system refuses.
     """
     number = secrets.randbits(63)
-    head = HEAD.pack(MAGIC, number, layout.rows, layout.record_bytes, layout.block).ljust(layout.block, b"\0")
+    head = HEAD.pack(MAGIC, number, layout.rows, layout.record_bytes, layout.block).ljust(
+        layout.block, b"\0"
+    )
     try:
-        with open(path, "xb") as made:
-            made.write(head)
-            made.flush()
-            os.fsync(made.fileno())
+        with open(path, "xb") as file:
+            file.write(head)
+            file.flush()
+            os.fsync(file.fileno())
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)  # a map on the disk means that the file's name is there too
         os.close(folder)
     except FileExistsError:
-        raise UserError(f"table {table}: {path} exists already; name another folder, or remove it") from None
+        raise UserError(
+            f"table {table}: {path} exists already; name another folder, or remove it"
+        ) from None
     except OSError as error:
-        raise UserError(f"table {table}: cannot make {path}: {error.strerror}; name another folder") from None
-    return _opened(path, table, layout, number, is_written=True)
+        raise UserError(
+            f"table {table}: cannot make {path}: {error.strerror}; name another folder"
+        ) from None
+    return _open(path, table, layout, number, is_written=True)
 
 
 def open_file(path: Path, table: str, layout: Layout, map: BlockMap, is_written: bool) -> File:
@@ -113,7 +142,7 @@ def open_file(path: Path, table: str, layout: Layout, map: BlockMap, is_written:
     Raises:
         UserError: when it is missing, cut, of another run or table, or written by another process.
     """
-    opened = _opened(path, table, layout, map.file, is_written)
+    opened = _open(path, table, layout, map.file, is_written)
     try:
         check(opened, map)
     except UserError:
@@ -122,7 +151,7 @@ def open_file(path: Path, table: str, layout: Layout, map: BlockMap, is_written:
     return opened
 
 
-def _opened(path: Path, table: str, layout: Layout, number: int, is_written: bool) -> File:
+def _open(path: Path, table: str, layout: Layout, number: int, is_written: bool) -> File:
     flags = os.O_RDWR if is_written else os.O_RDONLY
     try:
         fd, is_direct = _descriptor(path, flags, layout.block)
@@ -130,12 +159,18 @@ def _opened(path: Path, table: str, layout: Layout, number: int, is_written: boo
         remedy = "bring it back to there, or go back to a checkpoint that is whole"
         raise UserError(f"table {table}: {path} is missing; {remedy}") from None
     except OSError as error:
-        raise UserError(f"table {table}: cannot open {path}: {error.strerror}; check its permissions") from None
+        raise UserError(
+            f"table {table}: cannot open {path}: {error.strerror}; check its permissions"
+        ) from None
     if is_written and not _locked(fd):
         os.close(fd)
-        raise UserError(f"table {table}: {path} is in use by another process; end it, or name another folder")
+        raise UserError(
+            f"table {table}: {path} is in use by another process; end it, or name another folder"
+        )
     step = 1 + secrets.randbelow(STEPS)
-    return File(path=path, table=table, layout=layout, number=number, fd=fd, is_direct=is_direct, step=step)
+    return File(
+        path=path, table=table, layout=layout, number=number, fd=fd, is_direct=is_direct, step=step
+    )
 
 
 def remove(path: Path) -> None:
@@ -149,8 +184,8 @@ def remove(path: Path) -> None:
 def _locked(fd: int) -> bool:
     """Returns whether the file has the lock of its writer now.
 
-    Linux ends what a killed process began on io_uring a little later, and has the lock until then. So nothing is
-    written behind the back of who comes next.
+    Linux ends what a killed process began on io_uring a little later, and has the lock until then.
+    So nothing is written behind the back of who comes next.
     """
     end = time.monotonic() + PATIENCE
     while True:
@@ -164,13 +199,18 @@ def _locked(fd: int) -> bool:
 
 
 def _descriptor(path: Path, flags: int, block: int) -> tuple[int, bool]:
-    """Returns the open file, and whether it passes by the page cache: the first read shows whether it can."""
+    """Returns the open file, and whether it passes by the page cache: the first read shows whether
+    it can.
+    """
     direct = getattr(os, "O_DIRECT", 0)
     if direct:
         try:
             fd = os.open(path, flags | direct)
             try:
-                with mmap.mmap(-1, max(block, mmap.PAGESIZE)) as memory, memoryview(memory)[:block] as aligned:
+                with (
+                    mmap.mmap(-1, max(block, mmap.PAGESIZE)) as memory,
+                    memoryview(memory)[:block] as aligned,
+                ):
                     os.preadv(fd, [aligned], 0)
                 return fd, True
             except OSError:
@@ -182,7 +222,10 @@ def _descriptor(path: Path, flags: int, block: int) -> tuple[int, bool]:
     if hasattr(fcntl, "F_NOCACHE"):
         fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
         return fd, True
-    say(f"{path.parent} has no O_DIRECT for blocks of {block} bytes: the system's page cache holds table rows as well")
+    say(
+        f"{path.parent} has no O_DIRECT for blocks of {block} bytes: the system's page cache holds"
+        " table rows as well"
+    )
     return fd, False
 
 
@@ -195,24 +238,33 @@ def check(file: File, map: BlockMap) -> None:
     layout = file.layout
     with open(file.path, "rb") as opened:
         head = opened.read(HEAD.size)
-    magic, *found = HEAD.unpack(head.ljust(HEAD.size, b"\0"))
+    magic, number, *shape = HEAD.unpack(head.ljust(HEAD.size, b"\0"))
     if magic != MAGIC:
         remedy = "bring back the whole file, or go back to an earlier checkpoint"
-        raise UserError(f"table {file.table}: {file.path} is no file of blocks, or its head is damaged; {remedy}")
-    if found[0] != map.file:
-        raise UserError(f"table {file.table}: {file.path} is of another run; bring back the one of this checkpoint")
-    if found[1:] != [layout.rows, layout.record_bytes, layout.block] or len(map.places_K) != layout.blocks:
-        rows, record, block = found[1:]
         raise UserError(
-            f"table {file.table}: {file.path} has {rows} rows of {record} bytes in blocks of {block}, and the run "
-            f"{layout.rows} of {layout.record_bytes} in {layout.block}; give it the settings that made the file"
+            f"table {file.table}: {file.path} is no file of blocks, or its head is damaged;"
+            f" {remedy}"
+        )
+    if number != map.file:
+        raise UserError(
+            f"table {file.table}: {file.path} is of another run; bring back the one of this"
+            " checkpoint"
+        )
+    is_same = shape == [layout.rows, layout.record_bytes, layout.block]
+    if not is_same or len(map.places_K) != layout.blocks:
+        rows, record, block = shape
+        raise UserError(
+            f"table {file.table}: {file.path} has {rows} rows of {record} bytes in blocks of"
+            f" {block}, and the run {layout.rows} of {layout.record_bytes} in {layout.block}; give"
+            " it the settings that made the file"
         )
     places = os.fstat(file.fd).st_size // layout.block
     for place in map.places_K.aminmax() if len(map.places_K) else ():
         if not 0 <= int(place) < places:
             raise UserError(
-                f"table {file.table}: {file.path} is cut: it has {places} blocks and its map names block "
-                f"{int(place)}; bring back the whole file, or go back to an earlier checkpoint"
+                f"table {file.table}: {file.path} is cut: it has {places} blocks and its map names"
+                f" block {int(place)}; bring back the whole file, or go back to an earlier"
+                " checkpoint"
             )
 
 

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.core.mixing import splitmix64
+from sparrow.kernels.checksum import mixed_sum
 from sparrow.kernels.formats import Field
 
-HEAD = 16  # bytes: the checksum (8), the number (4), the generation (4); a bit for each record follows
+# bytes: the checksum (8), the number (4), the generation (4); a bit for each record follows
+HEAD = 16
 MOST = 1 << 16  # bytes of a block
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Records in the order of their rows, as many to a block as fit. The last block has the rows that are left.
+    """Records in the order of their rows, as many to a block as fit. The last block has the rows
+    that are left.
 
-    A block is: checksum, number of the block, generation, a bit for each record that says whether it was ever put, then
-    the records. A record is the bytes of its fields in their order. The checksum covers all else that is in the block.
+    A block is: checksum, number of the block, generation, a bit for each record that says whether
+    it was ever put, then the records. A record is the bytes of its fields in their order. The
+    checksum covers all else that is in the block.
 
     Args:
         fields: name -> field of a record.
         rows: R.
-        block: the bytes of a block, a power of two of 512 to 65,536. By default the least from 4,096 on that holds a
+        block: the bytes of a block, a power of two of 512 to 65,536. By default the least from
+            4,096 on that holds a
             record: devices read 4,096 at least as fast as fewer.
 
     Raises:
@@ -45,7 +48,9 @@ class Layout:
             raise UserError(f"block: {self.block} bytes; give a power of two of 512 to {MOST}")
         if self.per_block < 1:
             remedy = f"give {enough}" if enough <= MOST else "lower the dim of its table"
-            raise UserError(f"block: a row of {self.record_bytes} bytes does not fit in {self.block}; {remedy}")
+            raise UserError(
+                f"block: a row of {self.record_bytes} bytes does not fit in {self.block}; {remedy}"
+            )
 
     @property
     def record_bytes(self) -> int:
@@ -55,8 +60,10 @@ class Layout:
     @property
     def per_block(self) -> int:
         """How many records a full block has."""
-        found = 8 * (self.block - HEAD) // (8 * self.record_bytes + 1)  # a record has a bit beside its bytes
-        return found if self.start_of(found) + found * self.record_bytes <= self.block else found - 1
+        # a record has a bit beside its bytes
+        count = 8 * (self.block - HEAD) // (8 * self.record_bytes + 1)
+        fits = self.start_of(count) + count * self.record_bytes <= self.block
+        return count if fits else count - 1
 
     @property
     def start(self) -> int:
@@ -80,7 +87,8 @@ class BlockMap:
 
     Args:
         file: the number that the file was given when it was made, 0 <= file < 2**63.
-        places_K: int32 [K], the place of each block of the table, in blocks of the file. 0: it was never written.
+        places_K: int32 [K], the place of each block of the table, in blocks of the file. 0: it was
+            never written.
         generations_K: int32 [K], how often it was written.
     """
 
@@ -90,38 +98,14 @@ class BlockMap:
 
 
 def checksum(words: Tensor, file: int) -> int:
-    """Returns the checksum of a block, a sum in which each word is mixed with its place and the number of the file.
+    """Returns the checksum of a block, a sum in which each word is mixed with its place and the
+    number of the file.
 
-    Mixing is a bijection. So a change of one word is always found, any other but for a chance of 2**-64.
+    Mixing is a bijection. So a change of one word is always found, any other but for a chance of
+    2**-64.
 
     Args:
         words: int64 [block / 8]; the first, which is the checksum itself, does not count.
         file: see `BlockMap`.
     """
-    return mixed_sum(words[1:], 1 + file)
-
-
-def mixed_sum(words: Tensor, first: int) -> int:
-    """Returns the sum of words, each mixed with its place.
-
-    So the sum of a file is the sum of those of its pieces.
-
-    Args:
-        words: int64 [n].
-        first: the place of the first of them; the next one has the place after it, and so on.
-    """
-    keys = splitmix64(torch.arange(len(words)) + first)
-    return int(splitmix64(words ^ keys).sum())
-
-
-def joined(into: Tensor, parts: Sequence[Tensor], first: int) -> int:
-    """Writes bytes one part after another, then zeros. Returns the `mixed_sum` of the words with bytes of parts.
-
-    Args:
-        into: uint8 [8 n], contiguous.
-        parts: uint8, contiguous; at most 8 n bytes in all.
-        first: the place of the first word of `into`.
-    """
-    length = sum(map(len, parts))
-    torch.cat([*parts, torch.zeros(len(into) - length, dtype=torch.uint8)], out=into)
-    return mixed_sum(into.view(torch.int64)[: -(-length // 8)], first)
+    return mixed_sum(words[1:], 1 + file, impl="reference")

@@ -1,7 +1,8 @@
 """The definition, in plain Python, a block at a time.
 
-What the others do beside their caller, this one does in steps that wait in a list. A step runs when a call needs it, or
-by chance where `chance` is given, so that tests see reads and writes end in any order.
+What the others do beside their caller, this one does in steps that wait in a list. A step runs when
+a call needs it, or by chance where `chance` is given, so that tests see reads and writes end in any
+order.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.kernels.block_io.file import File
+from sparrow.kernels.block_io.file import Counts, File
 from sparrow.kernels.block_io.layout import BlockMap, checksum
 
 
@@ -39,15 +40,6 @@ class Step:
 
 
 @dataclass
-class Counts:
-    """See `Blocks.counters`."""
-
-    blocks_read: int = 0
-    blocks_written: int = 0
-    rows_from_queue: int = 0
-
-
-@dataclass
 class Store:
     """What `Blocks` says, for one file."""
 
@@ -64,7 +56,8 @@ class Store:
         self.places = self.map.places_K.tolist() if self.map else [0] * blocks
         self.generations = self.map.generations_K.tolist() if self.map else [0] * blocks
         size = os.fstat(self.file.fd).st_size // self.file.layout.block
-        self.users = [0] * max(1, size)  # place -> how many maps name it, and how many reads of it are under way
+        # place -> how many maps name it, and how many reads of it are under way
+        self.users = [0] * max(1, size)
         self.users[0] = 1  # the head
         for place in self.places:
             self._hold(place)
@@ -98,7 +91,12 @@ class Store:
             self._hold(place)  # nothing is written there until it is read
             reading.open += 1
 
-            def read(block: int = block, place: int = place, generation: int = generation, us: list[int] = us) -> None:
+            def read(
+                block: int = block,
+                place: int = place,
+                generation: int = generation,
+                us: list[int] = us,
+            ) -> None:
                 try:
                     records = self._read(block, place, generation)
                 except UserError as error:
@@ -138,7 +136,9 @@ class Store:
     def fill(self, first: int, fields: Mapping[str, Tensor]) -> None:
         """See `Blocks`."""
         per_block, blocks = self.file.layout.per_block, dict[int, dict[int, bytes]]()
-        for row, record in enumerate(self._gathered(fields, len(next(iter(fields.values())))), first):
+        for row, record in enumerate(
+            self._gathered(fields, len(next(iter(fields.values())))), first
+        ):
             if any(record):
                 blocks.setdefault(row // per_block, {})[row] = record
         assert not any(map(self._is_known, blocks)), "records of a block were put before"
@@ -151,7 +151,9 @@ class Store:
 
     def known(self, first: int, last: int) -> Tensor:
         """See `Blocks`."""
-        return torch.tensor([r for r in range(first, last) if self._is_known(r // self.file.layout.per_block)]).long()
+        return torch.tensor(
+            [r for r in range(first, last) if self._is_known(r // self.file.layout.per_block)]
+        ).long()
 
     def _is_known(self, block: int) -> bool:
         return bool(self.places[block]) or block in self.queued or block in self.written
@@ -164,19 +166,26 @@ class Store:
 
     def snapshot(self) -> tuple[BlockMap, Tensor, Tensor]:
         """See `Blocks`; the records are uint8 [U, bytes]."""
-        waiting = {row: record for rows in self.written.values() for row, record in rows.items()}
-        waiting |= {row: record for rows in self.queued.values() for row, record in rows.items()}
+        waiting: dict[int, bytes] = {}
+        for rows in (*self.written.values(), *self.queued.values()):
+            waiting |= rows
         records = torch.tensor([*b"".join(waiting.values())], dtype=torch.uint8)
         map = self._map()
         self.keep(map)
-        return map, torch.tensor([*waiting]).long(), records.view(len(waiting), self.file.layout.record_bytes)
+        return (
+            map,
+            torch.tensor([*waiting]).long(),
+            records.view(len(waiting), self.file.layout.record_bytes),
+        )
 
     def _map(self) -> BlockMap:
         try:
             os.fsync(self.file.fd)
         except OSError as error:
             raise self.file.failed(None, error.errno or 0, "write") from None
-        places_K, generations_K = (torch.tensor(x, dtype=torch.int32) for x in (self.places, self.generations))
+        places_K, generations_K = (
+            torch.tensor(x, dtype=torch.int32) for x in (self.places, self.generations)
+        )
         return BlockMap(file=self.file.number, places_K=places_K, generations_K=generations_K)
 
     def keep(self, map: BlockMap) -> None:
@@ -203,8 +212,8 @@ class Store:
         rows = sum(map(len, [*self.queued.values(), *self.written.values()]))
         return rows * self.file.layout.record_bytes
 
-    def _run(self, which: int) -> None:
-        self.steps.pop(which).run()
+    def _run(self, step: int) -> None:
+        self.steps.pop(step).run()
 
     def _run_some(self) -> None:
         """What others do in the meantime: nothing, or by chance a few steps."""
@@ -246,7 +255,8 @@ class Store:
         self.steps.append(Step(run=read, reading=None))
 
     def _write(self, block: int, records: dict[int, bytes]) -> None:
-        layout, generation = self.file.layout, (self.generations[block] + self.file.step) & 0x7FFFFFFF
+        layout = self.file.layout
+        generation = (self.generations[block] + self.file.step) & 0x7FFFFFFF
         content = bytearray(layout.block)
         content[8:16] = block.to_bytes(4, "little") + generation.to_bytes(4, "little")
         for row, record in records.items():
@@ -256,10 +266,12 @@ class Store:
             content[at : at + layout.record_bytes] = record
         sum = checksum(torch.frombuffer(content, dtype=torch.int64), self.file.number)
         content[:8] = sum.to_bytes(8, "little", signed=True)
-        place = next((place for place, users in enumerate(self.users) if not users), len(self.users))
+        place = next(
+            (place for place, users in enumerate(self.users) if not users), len(self.users)
+        )
         try:
             self.buffer[:] = content
-            if self._whole(os.pwritev, place) < layout.block:
+            if self._move_block(os.pwritev, place) < layout.block:
                 raise OSError(errno.ENOSPC, "a part was written")
         except OSError as error:
             self._end_write(block, self.file.failed(block, error.errno or 0, "write"))
@@ -292,7 +304,7 @@ class Store:
         """Returns row -> record of those that were ever put in a block."""
         layout = self.file.layout
         try:
-            size = self._whole(os.preadv, place)
+            size = self._move_block(os.preadv, place)
         except OSError as error:
             raise self.file.failed(block, error.errno or 0, "read") from None
         self.counts.blocks_read += 1
@@ -302,9 +314,9 @@ class Store:
         words = torch.frombuffer(bytearray(content), dtype=torch.int64)
         if int(words[0]) != checksum(words, self.file.number):
             raise self.file.wrong_checksum(block, place)
-        found = int.from_bytes(content[8:12], "little"), int.from_bytes(content[12:16], "little")
-        if found != (block, generation):
-            raise self.file.other_block(block, place, found, generation)
+        seal = int.from_bytes(content[8:12], "little"), int.from_bytes(content[12:16], "little")
+        if seal != (block, generation):
+            raise self.file.wrong_block(block, place, seal, generation)
         records = {}
         for r in range(layout.per_block):
             if content[16 + r // 8] >> r % 8 & 1:
@@ -312,29 +324,39 @@ class Store:
                 records[block * layout.per_block + r] = content[at : at + layout.record_bytes]
         return records
 
-    def _whole(self, move: Callable[..., int], place: int) -> int:
-        """Read or write a block, though the system may do a part of it at a time. Returns how many bytes there were."""
-        done, block = 0, self.file.layout.block
-        while done < block and (more := move(self.file.fd, [self.buffer[done:]], place * block + done)):
-            done += more
-        return done
+    def _move_block(self, move: Callable[..., int], place: int) -> int:
+        """Read or write a block, though the system may do a part of it at a time. Returns how many
+        bytes there were.
+        """
+        moved = 0
+        block = self.file.layout.block
+        while moved < block:
+            more = move(self.file.fd, [self.buffer[moved:]], place * block + moved)
+            if not more:
+                break
+            moved += more
+        return moved
 
     @staticmethod
     def _check(numbers_U: Tensor, limit: int) -> None:
-        assert not len(numbers_U) or (int(numbers_U.min()) >= 0 and int(numbers_U.max()) < limit), "not in the table"
+        assert not len(numbers_U) or (int(numbers_U.min()) >= 0 and int(numbers_U.max()) < limit), (
+            "not in the table"
+        )
 
     # -- records ----------------------------------------------------------------------------------
 
     def _gathered(self, fields: Mapping[str, Tensor], rows: int) -> list[bytes]:
         parts = []
-        for name, of in self.file.layout.fields.items():
-            entries = 1 if of.width is None else of.width
+        for name, kind in self.file.layout.fields.items():
+            entries = 1 if kind.width is None else kind.width
             parts.append(fields[name].contiguous().view(rows, entries).view(torch.uint8))
         return [record.numpy().tobytes() for record in torch.cat(parts, 1)]
 
     def _scatter(self, record: bytes, into: Mapping[str, Tensor], at: int) -> None:
         start = 0
         for name, field_ in self.file.layout.fields.items():
-            part = torch.frombuffer(bytearray(record[start : start + field_.bytes_row]), dtype=field_.dtype)
+            part = torch.frombuffer(
+                bytearray(record[start : start + field_.bytes_row]), dtype=field_.dtype
+            )
             into[name][at] = part if field_.width is not None else part[0]
             start += field_.bytes_row

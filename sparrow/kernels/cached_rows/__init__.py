@@ -1,11 +1,11 @@
 """Rows of a table on a disk that are only read, and a cache of some in memory.
 
-`get` gives copies. So a request keeps its rows while others take frames from each other, and locks are held for copies
-in memory only, never while a disk is awaited. What tables miss is read at the same time: through io_uring by the thread
-that waits, in a ring of its own.
+`get` gives copies. So a request keeps its rows while others take frames from each other, and locks
+are held for copies in memory only, never while a disk is awaited. What tables miss is read at the
+same time: through io_uring by the thread that waits, in a ring of its own.
 
-A row that was read enters the cache in the place of the row of its set that was used least recently, unless all were
-used since the call began.
+A row that was read enters the cache in the place of the row of its set that was used least
+recently, unless all were used since the call began.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Cached:
     Args:
         blocks: all of them. Nobody writes there, and they stay open as long as this is used.
         count: F, how many frames there are.
-        counts_4: int64, the number of the last call, lookups that were in memory and that were not, nanoseconds that
-            threads have waited for each other.
+        counts_4: int64, the number of the last call, lookups that were in memory and that were not,
+            nanoseconds that threads have waited for each other.
         last: the highest number of a call.
-        of: what the compiled operators know: their handle and their memory, int32 [HEAD + sets x words]; or the
-            reference.
+        state: what the compiled operators know: their handle and their memory, int32 [HEAD + sets x
+            words]; or the reference.
         lock: of the reference.
     """
 
@@ -54,23 +54,31 @@ class Cached:
     count: int
     counts_4: Tensor
     last: int
-    of: tuple[int, Tensor] | Held
+    state: tuple[int, Tensor] | Held
     lock: Any = field(default_factory=Lock)
 
     @property
     def rows_F(self) -> Tensor:
         """The row in each frame, int32, -1 for none."""
-        return self.of.frames.tags_F if isinstance(self.of, Held) else self._sets[:, :WAYS].flatten()
+        return (
+            self.state.frames.tags_F
+            if isinstance(self.state, Held)
+            else self._sets[:, :WAYS].flatten()
+        )
 
     @property
     def stamps_F(self) -> Tensor:
         """The number of the last call that used each frame, int32."""
-        return self.of.frames.stamps_F if isinstance(self.of, Held) else self._sets[:, WAYS : 2 * WAYS].flatten()
+        return (
+            self.state.frames.stamps_F
+            if isinstance(self.state, Held)
+            else self._sets[:, WAYS : 2 * WAYS].flatten()
+        )
 
     @property
     def _sets(self) -> Tensor:
-        assert isinstance(self.of, tuple)
-        return self.of[1][HEAD:].view(self.count // WAYS, -1)
+        assert isinstance(self.state, tuple)
+        return self.state[1][HEAD:].view(self.count // WAYS, -1)
 
 
 def cached(blocks: Blocks, sets: int, last: int = LAST, shared: Path | None = None) -> Cached:
@@ -80,18 +88,19 @@ def cached(blocks: Blocks, sets: int, last: int = LAST, shared: Path | None = No
         blocks: the rows.
         sets: of `WAYS` frames each, at least one.
         last: the highest number of a call.
-        shared: the file in memory of a cache that processes share, see `shared_memory`. All have the same blocks, and
-            as many sets. One that is killed while it writes there costs the others what the cache holds. The reference
-            shares nothing.
+        shared: the file in memory of a cache that processes share, see `shared_memory`. All have
+            the same blocks, and as many sets. One that is killed while it writes there costs the
+            others what the cache holds. The reference shares nothing.
 
     Raises:
         OSError: when there is no room for a cache that is shared.
     """
-    counts_4, layout = torch.zeros(4, dtype=torch.int64), blocks.layout
+    counts_4 = torch.zeros(4, dtype=torch.int64)
+    layout = blocks.layout
     held = Held.empty(layout, WAYS * (sets if blocks.way == "reference" else 1))
-    made = Cached(blocks=blocks, count=WAYS * sets, counts_4=counts_4, last=last, of=held)
+    cache = Cached(blocks=blocks, count=WAYS * sets, counts_4=counts_4, last=last, state=held)
     if blocks.way == "reference":
-        return made
+        return cache
     from sparrow.kernels.cached_rows import cpp  # can be imported only once the library is loaded
 
     words = -(-WAYS * (8 + layout.record_bytes) // LINE) * LINE // 4
@@ -99,31 +108,34 @@ def cached(blocks: Blocks, sets: int, last: int = LAST, shared: Path | None = No
 
     def begin(memory_W: Tensor, is_new: bool) -> None:
         settings = (layout.rows, held.frames.multiplier, last, sets, is_new)
-        handles.append(cpp.opened(blocks, memory_W, counts_4, settings))
+        handles.append(cpp.open_cache(blocks, memory_W, counts_4, settings))
 
     size = HEAD + sets * words
     if shared is None:
         begin(memory_W := empty_rows(size, dtype=torch.int32), True)
     else:
         memory_W = shared_memory(shared, size, begin)
-    made = replace(made, of=(handles[0], memory_W))
-    weakref.finalize(made, close, cpp.ops.cached_rows_close, handles[0])
-    return made
+    cache = replace(cache, state=(handles[0], memory_W))
+    weakref.finalize(cache, close, cpp.ops.cached_rows_close, handles[0])
+    return cache
 
 
-def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor], UserError | None]]:
-    """Returns for each table (fields, error): field -> its entries in the rows, [N, ...], and why they are not right.
+def get(
+    requests: Sequence[tuple[Cached, Tensor]],
+) -> list[tuple[dict[str, Tensor], UserError | None]]:
+    """Returns for each table (fields, error): field -> its entries in the rows, [N, ...], and why
+    they are not right.
 
     A row that was never written, and one outside the table, is of zeros.
 
     Args:
-        asked: tables, each once, and int64 [N] of rows in any order.
+        requests: tables, each once, and int64 [N] of rows in any order.
     """
-    if any(not isinstance(of.of, Held) for of, _ in asked):
+    if any(not isinstance(rows.state, Held) for rows, _ in requests):
         from sparrow.kernels.cached_rows import cpp
 
-        return cpp.get(asked)
-    return reference.get(asked)
+        return cpp.get(requests)
+    return reference.get(requests)
 
 
 __all__ = ["LAST", "Cached", "cached", "get"]

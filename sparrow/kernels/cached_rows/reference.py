@@ -33,24 +33,29 @@ class Held:
             stamps_F=torch.zeros(count, dtype=torch.int32),
             counts_R=torch.zeros(0, dtype=torch.uint8),
         )
-        fields = {name: torch.zeros(of.shape(count), dtype=of.dtype) for name, of in layout.fields.items()}
+        fields = {
+            name: torch.zeros(kind.shape(count), dtype=kind.dtype)
+            for name, kind in layout.fields.items()
+        }
         return cls(frames, fields)
 
 
-def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor], UserError | None]]:
+def get(
+    requests: Sequence[tuple[Cached, Tensor]],
+) -> list[tuple[dict[str, Tensor], UserError | None]]:
     """See the package."""
-    found = []
-    for cached, rows_N in asked:
+    answers = []
+    for cached, rows_N in requests:
         with cached.lock:
-            found.append(_get(cached, rows_N))
-    return found
+            answers.append(_get(cached, rows_N))
+    return answers
 
 
 def _get(cached: Cached, rows_N: Tensor) -> tuple[dict[str, Tensor], UserError | None]:
     from sparrow.kernels.cached_rows import BATCH, HITS, MISSES
 
-    assert isinstance(cached.of, Held), "it is the compiled operators'"
-    frames, held, counts_4 = cached.of.frames, cached.of.fields, cached.counts_4
+    assert isinstance(cached.state, Held), "it is the compiled operators'"
+    frames, held, counts_4 = cached.state.frames, cached.state.fields, cached.counts_4
     if counts_4[BATCH] >= cached.last:  # which rows were used last is forgotten
         frames.stamps_F.zero_()
         counts_4[BATCH] = 0
@@ -58,7 +63,7 @@ def _get(cached: Cached, rows_N: Tensor) -> tuple[dict[str, Tensor], UserError |
     batch = int(counts_4[BATCH])
     is_row_N = (rows_N >= 0) & (rows_N < frames.rows)
     rows_U, place_M, count_U = rows_N[is_row_N].unique(return_inverse=True, return_counts=True)
-    of_unique = {
+    fields_U = {
         name: torch.zeros(field.shape(len(rows_U)), dtype=field.dtype)
         for name, field in cached.blocks.layout.fields.items()
     }
@@ -67,21 +72,24 @@ def _get(cached: Cached, rows_N: Tensor) -> tuple[dict[str, Tensor], UserError |
     counts_4[HITS] += count_U[is_in_U].sum()
     counts_4[MISSES] += count_U[~is_in_U].sum()
     frames.stamps_F[slots_U[is_in_U]] = batch
-    for name, of in of_unique.items():
-        of[is_in_U] = held[name][slots_U[is_in_U]]
+    for name, entries in fields_U.items():
+        entries[is_in_U] = held[name][slots_U[is_in_U]]
     read_V, at_V = rows_U[~is_in_U], (~is_in_U).nonzero()[:, 0]
     error = None
     if len(read_V):
         try:
-            cached.blocks.wait(cached.blocks.fetch(read_V, of_unique, at_V))
-        except UserError as found:
-            error = found
+            cached.blocks.wait(cached.blocks.fetch(read_V, fields_U, at_V))
+        except UserError as failure:
+            error = failure
         else:
             moves = row_cache.admit(frames, read_V, batch, batch - 1, impl="reference")
             at_L = torch.searchsorted(rows_U, moves.rows_L.contiguous())
-            for name, of in held.items():
-                of[moves.frames_L] = of_unique[name][at_L]
-    fields = {name: of.new_zeros(len(rows_N), *of.shape[1:]) for name, of in of_unique.items()}
-    for name, of in fields.items():
-        of[is_row_N] = of_unique[name][place_M]
+            for name, entries in held.items():
+                entries[moves.frames_L] = fields_U[name][at_L]
+    fields = {
+        name: entries.new_zeros(len(rows_N), *entries.shape[1:])
+        for name, entries in fields_U.items()
+    }
+    for name, entries in fields.items():
+        entries[is_row_N] = fields_U[name][place_M]
     return fields, error

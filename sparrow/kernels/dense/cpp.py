@@ -1,4 +1,6 @@
-"""The compiled operators with the signatures of the reference, and what `torch.compile` must know about them."""
+"""The compiled operators with the signatures of the reference, and what `torch.compile` must know
+about them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparrow.kernels import missing
-from sparrow.kernels.dense import reference
+from sparrow.kernels.dense import ALIGNED
 
 assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
@@ -28,10 +30,10 @@ def empty_like(x: Tensor) -> Tensor:
 def product(a: Tensor, b: Tensor, plus: Tensor | None) -> Tensor:
     """See the package."""
     if torch.compiler.is_compiling():
-        return reference.product(a, b, plus)
+        return a @ b if plus is None else torch.addmm(plus, a, b)
     if _is_for_onednn(a, b):
-        found = _in_onednn(a, b)
-        return found if plus is None else found.add_(plus)
+        result = _in_onednn(a, b)
+        return result if plus is None else result.add_(plus)
     out = ops.matrix(a.shape[0], b.shape[1], a.dtype == torch.bfloat16)
     return torch.mm(a, b, out=out) if plus is None else torch.addmm(plus, a, b, out=out)
 
@@ -39,13 +41,15 @@ def product(a: Tensor, b: Tensor, plus: Tensor | None) -> Tensor:
 def add_product_(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """See the package."""
     if torch.compiler.is_compiling() or not _is_for_onednn(a, b):
-        return reference.add_product_(out, a, b)
+        return out.addmm_(a, b)
     return out.add_(_in_onednn(a, b))
 
 
 @cache
 def _has_slow_mm() -> bool:
-    """Returns whether torch's `mm` is slower than oneDNN: it calls MKL, which takes 2.2 times as long on AMD's."""
+    """Returns whether torch's `mm` is slower than oneDNN: it calls MKL, which takes 2.2 times as
+    long on AMD's.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")[:4096]
     except OSError:
@@ -70,7 +74,7 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
         return _in_onednn(grad.t(), x)
     is_thin = min(grad.shape[1], x.shape[1]) < TILE
     if x.dtype != torch.bfloat16 or is_thin or torch.compiler.is_compiling() or not ops.has_amx():
-        return reference.weight_gradient(grad, x)
+        return grad.t() @ x
     out: Tensor = ops.weight_gradient(grad.contiguous(), x.contiguous())
     return out
 
@@ -82,13 +86,19 @@ def cross(x0: Tensor, x: Tensor, product: Tensor, bias: Tensor) -> Tensor:
 
 
 def cross_backward(
-    grad: Tensor, x0: Tensor, product: Tensor, bias: Tensor, grad_x0: Tensor, first: bool, last: bool
+    grad: Tensor,
+    x0: Tensor,
+    product: Tensor,
+    bias: Tensor,
+    grad_x0: Tensor,
+    first: bool,
+    last: bool,
 ) -> tuple[Tensor, Tensor]:
     """See the package."""
-    found: tuple[Tensor, Tensor] = ops.cross_backward(
+    grads: tuple[Tensor, Tensor] = ops.cross_backward(
         grad.contiguous(), x0.contiguous(), product, bias, grad_x0, first, last
     )
-    return found
+    return grads
 
 
 def bias_relu_(y: Tensor, bias: Tensor) -> None:
@@ -98,22 +108,28 @@ def bias_relu_(y: Tensor, bias: Tensor) -> None:
 
 def relu_backward(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """See the package."""
-    found: tuple[Tensor, Tensor] = ops.relu_backward(grad.contiguous(), y)
-    return found
+    grads: tuple[Tensor, Tensor] = ops.relu_backward(grad.contiguous(), y)
+    return grads
 
 
-def beside(numbers: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def beside(
+    numbers: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """See the package."""
-    found: tuple[Tensor, Tensor] = ops.beside(numbers.contiguous(), weight, rest.contiguous(), dtype == torch.bfloat16)
-    return found
+    matrices: tuple[Tensor, Tensor] = ops.beside(
+        numbers.contiguous(), weight, rest.contiguous(), dtype == torch.bfloat16
+    )
+    return matrices
 
 
-def beside_backward(grad_wide: Tensor, grad_narrow: Tensor, numbers: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def beside_backward(
+    grad_wide: Tensor, grad_narrow: Tensor, numbers: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
     """See the package."""
-    found: tuple[Tensor, Tensor] = ops.beside_backward(
+    grads: tuple[Tensor, Tensor] = ops.beside_backward(
         grad_wide.contiguous(), grad_narrow.contiguous(), numbers.contiguous(), dim
     )
-    return found
+    return grads
 
 
 @torch.library.register_fake("sparrow::cross")
@@ -138,9 +154,15 @@ def _(grad, y):  # type: ignore[no-untyped-def]
 
 @torch.library.register_fake("sparrow::beside")
 def _(numbers, weight, rest, narrow):  # type: ignore[no-untyped-def]
-    return reference.beside(numbers, weight, rest, torch.bfloat16 if narrow else torch.float32)
+    dtype = torch.bfloat16 if narrow else torch.float32
+    (batch, columns), more = numbers.shape, rest.shape[1]
+    padded = columns + -columns % ALIGNED
+    widths = (columns * weight.shape[1] + more, padded + more)
+    return tuple(rest.new_empty(batch, width, dtype=dtype) for width in widths)
 
 
 @torch.library.register_fake("sparrow::beside_backward")
 def _(grad_wide, grad_narrow, numbers, dim):  # type: ignore[no-untyped-def]
-    return reference.beside_backward(grad_wide, grad_narrow, numbers, dim)
+    columns = numbers.shape[1]
+    sizes = (columns * dim,), (grad_wide.shape[0], grad_wide.shape[1] - columns * dim)
+    return tuple(grad_wide.new_empty(size, dtype=torch.float32) for size in sizes)

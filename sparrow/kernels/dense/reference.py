@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ALIGNED = 16  # columns: matrix products are fastest over whole vectors
+from sparrow.kernels.dense import ALIGNED
 
 
 def empty_like(x: Tensor) -> Tensor:
@@ -35,7 +35,13 @@ def cross(x0: Tensor, x: Tensor, product: Tensor, bias: Tensor) -> Tensor:
 
 
 def cross_backward(
-    grad: Tensor, x0: Tensor, product: Tensor, bias: Tensor, grad_x0: Tensor, first: bool, last: bool
+    grad: Tensor,
+    x0: Tensor,
+    product: Tensor,
+    bias: Tensor,
+    grad_x0: Tensor,
+    first: bool,
+    last: bool,
 ) -> tuple[Tensor, Tensor]:
     """See the package."""
     g = _wide(grad)
@@ -58,18 +64,22 @@ def relu_backward(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return flowing, _wide(flowing).sum(0)
 
 
-def beside(numbers: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def beside(
+    numbers: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """See the package."""
     wide = torch.cat([(numbers[:, :, None] * weight).flatten(1), rest], 1)
     narrow = torch.cat([F.pad(numbers, (0, -numbers.shape[1] % ALIGNED)), rest], 1)
     return wide.to(dtype), narrow.to(dtype)
 
 
-def beside_backward(grad_wide: Tensor, grad_narrow: Tensor, numbers: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def beside_backward(
+    grad_wide: Tensor, grad_narrow: Tensor, numbers: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
     """See the package."""
     columns = numbers.shape[1]
-    ours, rest = _wide(grad_wide).tensor_split([columns * dim], 1)
-    sums = (ours.unflatten(1, (columns, dim)) * numbers[:, :, None]).sum(0)
+    vectors, rest = _wide(grad_wide).tensor_split([columns * dim], 1)
+    sums = (vectors.unflatten(1, (columns, dim)) * numbers[:, :, None]).sum(0)
     return sums.flatten(), rest + _wide(grad_narrow)[:, columns + -columns % ALIGNED :]
 
 

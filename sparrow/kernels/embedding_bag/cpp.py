@@ -1,4 +1,6 @@
-"""The compiled operators with the signatures of the reference, and what `torch.compile` must know about them."""
+"""The compiled operators with the signatures of the reference, and what `torch.compile` must know
+about them.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,20 @@ assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
 
 
+def knows(tables: Tables) -> bool:
+    """Returns whether these operators have a codec for every row format."""
+    return tables.is_compiled
+
+
 def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
     """See `reference.lookup`."""
     out: list[Tensor] = ops.lookup(*_payload(tables), *_batch(bags))
     return out
 
 
-def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[tuple[Tensor, Tensor]]:
+def row_gradients(
+    tables: Tables, grads: Sequence[Tensor], bags: Bags
+) -> list[tuple[Tensor, Tensor]]:
     """See `reference.row_gradients`."""
     return _row_gradients(tables, grads, bags, bags.lookups.products)
 
@@ -31,8 +40,8 @@ def _row_gradients(
     tables: Tables, grads: Sequence[Tensor], bags: Bags, products: list[int]
 ) -> list[tuple[Tensor, Tensor]]:
     payload = _payload(tables) if products else ([], "", [], [])
-    found = ops.row_gradients(_sides(grads), tables.sizes, *payload, *_batch(bags, products))
-    return list(zip(found[::2], found[1::2], strict=True))
+    flat = ops.row_gradients(_sides(grads), tables.sizes, *payload, *_batch(bags, products))
+    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Tensor:
@@ -40,29 +49,41 @@ def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Ten
     if bags.lookups.products:
         raise UserError("weights_N: those of products have no gradient here; use impl='reference'")
     slots_N, offsets_B1, _, *rest, _ = _batch(bags)
-    grad_N: Tensor = ops.weight_gradients(_sides(grads), *_payload(tables), slots_N, offsets_B1, *rest)
+    grad_N: Tensor = ops.weight_gradients(
+        _sides(grads), *_payload(tables), slots_N, offsets_B1, *rest
+    )
     return grad_N
 
 
-def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: Tensor | int) -> None:
+def update_rows(
+    tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: Tensor | int
+) -> None:
     """See `reference.update_rows`."""
-    rows, grads = [rows_U.contiguous() for rows_U, _ in gradients], [grad_UD.contiguous() for _, grad_UD in gradients]
+    rows = [rows_U.contiguous() for rows_U, _ in gradients]
+    grads = [grad_UD.contiguous() for _, grad_UD in gradients]
     ops.update_rows(*_records(tables), rows, grads, *_rules(tables, lr_T, int(n)))
 
 
-def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: Tensor | int) -> None:
-    """See `reference.fused_update`. Each row's gradient goes through the rule at once, so [U, D] never exists.
+def fused_update(
+    tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: Tensor | int
+) -> None:
+    """See `reference.fused_update`. Each row's gradient goes through the rule at once, so [U, D]
+    never exists.
 
     That of a row that multiplies others is summed before they change, and applied after.
     """
     second = bags.lookups.second
-    first, others = bags.lookups.sides if second else ([], [])
+    first, products = bags.lookups.sides if second else ([], [])
     if any(f.table in second for f in bags.lookups):
-        raise UserError("features: a table multiplies others and is looked up itself; use impl='reference'")
-    found = _row_gradients(tables, grads, bags, others) if second else []
-    ops.fused_update(*_records(tables), _sides(grads), *_batch(bags, first), *_rules(tables, lr_T, int(n)))
+        raise UserError(
+            "features: a table multiplies others and is looked up itself; use impl='reference'"
+        )
+    gradients = _row_gradients(tables, grads, bags, products) if second else []
+    ops.fused_update(
+        *_records(tables), _sides(grads), *_batch(bags, first), *_rules(tables, lr_T, int(n))
+    )
     if second:
-        update_rows(tables, found, lr_T, n)
+        update_rows(tables, gradients, lr_T, n)
 
 
 def replace_rows(tables: Tables, frames_L: Tensor, rows_L: Tensor, old_L: Tensor) -> None:
@@ -77,7 +98,9 @@ def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -
 
 
 def processor(name: str = "") -> str:
-    """Returns which loops run: "avx512", "avx2" or "portable". name: chooses them; "best" is the default choice."""
+    """Returns which loops run: "avx512", "avx2" or "portable". name: chooses them; "best" is the
+    default choice.
+    """
     chosen: str = ops.processor(name)
     return chosen
 
@@ -112,14 +135,29 @@ def _batch(bags: Bags, products: list[int] | None = None) -> tuple[Any, ...]:
 
 def _sides(grads: Sequence[Tensor]) -> list[Tensor]:
     """The gradients with the columns of a row side by side; rows may lie apart."""
-    return [grad if grad.stride(1) == 1 or grad.shape[1] == 1 else grad.contiguous() for grad in grads]
+    return [
+        grad if grad.stride(1) == 1 or grad.shape[1] == 1 else grad.contiguous() for grad in grads
+    ]
 
 
-# -- for torch.compile -----------------------------------------------------------------------------------------------
+# -- for torch.compile -----------------------------------------------------------------------------
 
 
 @torch.library.register_fake("sparrow::lookup")
-def _(payload, formats, levels, dims, slots, offsets, weights_n, inverses, bags, bounds, features, products):  # type: ignore[no-untyped-def]
+def _(  # type: ignore[no-untyped-def]
+    payload,
+    formats,
+    levels,
+    dims,
+    slots,
+    offsets,
+    weights_n,
+    inverses,
+    bags,
+    bounds,
+    features,
+    products,
+):
     batch = Bags(
         slots_N=slots,
         offsets_B1=offsets,
@@ -133,11 +171,14 @@ def _(payload, formats, levels, dims, slots, offsets, weights_n, inverses, bags,
 
 @torch.library.register_fake("sparrow::row_gradients")
 def _(grads, sizes, payload, formats, levels, dims, slots, *batch):  # type: ignore[no-untyped-def]
-    found = []
+    outputs = []
     for dim in sizes[1::2]:
         unique = torch.library.get_ctx().new_dynamic_size()
-        found += [slots.new_empty(unique, dtype=torch.int64), slots.new_empty(unique, dim, dtype=torch.float32)]
-    return found
+        outputs += [
+            slots.new_empty(unique, dtype=torch.int64),
+            slots.new_empty(unique, dim, dtype=torch.float32),
+        ]
+    return outputs
 
 
 @torch.library.register_fake("sparrow::weight_gradients")

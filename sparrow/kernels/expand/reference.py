@@ -8,16 +8,12 @@ from torch import Tensor
 BLOCK = 256  # values that are added one after the other
 
 
-def sum_in_order(values_ND: Tensor, index_N: Tensor, count: int) -> Tensor:
-    """See `sum_rows`. It adds in the order of n, on a CPU."""
-    return values_ND.new_zeros(count, values_ND.shape[1]).index_add_(0, index_N, values_ND)
-
-
 def sum_in_blocks(values_ND: Tensor, index_N: Tensor, count: int, block: int = BLOCK) -> Tensor:
-    """See `sum_rows`. It adds each `block` values of a sum in their order, and then these sums in theirs.
+    """See `sum_rows`. It adds each `block` values of a sum in their order, and then these sums in
+    theirs.
 
-    The blocks of a sum are added in parallel. The host waits for nothing: there are as many blocks as there can be at
-    most, and those that are not needed are empty.
+    The blocks of a sum are added in parallel. The host waits for nothing: there are as many blocks
+    as there can be at most, and those that are not needed are empty.
     """
     size, dim = values_ND.shape
     if not size or not count:
@@ -32,5 +28,7 @@ def sum_in_blocks(values_ND: Tensor, index_N: Tensor, count: int, block: int = B
     sum_K = torch.searchsorted(block_U1[1:], block_K, right=True).clamp(max=count - 1)
     first_K = (first_U1[sum_K] + (block_K - block_U1[sum_K]) * block).clamp(max=size)
     first_K1 = torch.cat([first_K, first_U1[-1:]])
-    parts_KD = torch.segment_reduce(values_ND[order_N], "sum", offsets=first_K1, axis=0, unsafe=True)
+    parts_KD = torch.segment_reduce(
+        values_ND[order_N], "sum", offsets=first_K1, axis=0, unsafe=True
+    )
     return torch.segment_reduce(parts_KD, "sum", offsets=block_U1, axis=0, unsafe=True)

@@ -1,8 +1,10 @@
-"""How a row is stored. One file per format: its `Config` is the format, and `encode` and `decode` its definition.
+"""How a row is stored. One file per format: its `Config` is the format, and `encode` and `decode`
+its definition.
 
-To add a format, add its file here. For speed add it to the C++ in embedding_bag/cpu/codecs.h too, and to the Triton in
-embedding_bag/gpu: a name in its `CODECS` and branches of `load_row` and `store_row` (codecs.py). Without a name that
-they know, tables of this format run on the reference. They round with `numerics.rounding`.
+To add a format, add its file here. For speed add it to the C++ in embedding_bag/cpu/codecs.h too,
+and to the Triton in embedding_bag/gpu: a name in its `CODECS` and branches of `load_row` and
+`store_row` (codecs.py). Without a name that they know, tables of this format run on the reference.
+They round with `numerics.rounding`.
 """
 
 from __future__ import annotations
@@ -29,12 +31,13 @@ class Field:
         width: how many entries a row has; None for a single number.
         dtype: the type of the entries.
         first: their value in a row that was never updated.
-        across: what the parts have of it when a layout cuts the table by columns. "cut": each part has the entries of
-            its columns. "whole": the entries are of a whole row, so the table cannot be cut by columns. "mean" and
-            "max": each part has a number of its own. The number of the row is their mean, weighted by columns, or the
-            largest.
-        runs: what lies one after the other in a row that can be cut: so many columns have so many entries of a run,
-            rounded up at the end of the row. A cut lies where every run has whole entries.
+        across: what the parts have of it when a layout cuts the table by columns. "cut": each part
+            has the entries of its columns. "whole": the entries are of a whole row, so the table
+            cannot be cut by columns. "mean" and "max": each part has a number of its own. The
+            number of the row is their mean, weighted by columns, or the largest.
+        runs: what lies one after the other in a row that can be cut: so many columns have so many
+            entries of a run, rounded up at the end of the row. A cut lies where every run has whole
+            entries.
     """
 
     width: int | None = None
@@ -49,15 +52,21 @@ class Field:
         return (1 if self.width is None else self.width) * self.dtype.itemsize
 
     def __post_init__(self) -> None:
-        assert self.width is None or self.across in ("cut", "whole"), "a mean or a maximum is of a single number"
-        assert self.width is not None or self.across != "cut", "a single number has no columns to cut"
+        assert self.width is None or self.across in (
+            "cut",
+            "whole",
+        ), "a mean or a maximum is of a single number"
+        assert self.width is not None or self.across != "cut", (
+            "a single number has no columns to cut"
+        )
 
     def shape(self, rows: int) -> tuple[int, ...]:
         """Its shape in so many rows."""
         return (rows,) if self.width is None else (rows, self.width)
 
     def uncut(self, columns: tuple[int, int], dim: int) -> str:
-        """Returns why no part of a row of D = dim columns can have these columns, for an error; "" if one can.
+        """Returns why no part of a row of D = dim columns can have these columns, for an error; ""
+        if one can.
 
         columns: the first one and the one after the last.
         """
@@ -81,8 +90,11 @@ class Field:
         parts = [entries[:, at] for at in self._entries(columns, dim)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def put(self, into: Tensor, at: slice | Tensor, entries: Tensor, columns: slice, dim: int) -> None:
-        """Write what a part has into rows of D = dim columns, at these rows and columns; see `part`.
+    def put(
+        self, into: Tensor, at: slice | Tensor, entries: Tensor, columns: slice, dim: int
+    ) -> None:
+        """Write what a part has into rows of D = dim columns, at these rows and columns; see
+        `part`.
 
         entries: those of the part, [U, ...], or [1, ...] where all rows get the same.
         """
@@ -90,17 +102,24 @@ class Field:
             into[at] = entries
             return
         places = self._entries(columns, dim)
-        for place, part in zip(places, entries.split([p.stop - p.start for p in places], 1), strict=True):
+        for place, part in zip(
+            places, entries.split([p.stop - p.start for p in places], 1), strict=True
+        ):
             into[at, place] = part
 
     def _entries(self, columns: slice, dim: int) -> list[slice]:
-        """Returns which entries of a row of D = dim columns are of some columns, those of each run."""
+        """Returns which entries of a row of D = dim columns are of some columns, those of each
+        run.
+        """
         first, last, _ = columns.indices(dim)
-        found, begin = [], 0
+        slices = []
+        begin = 0
         for count, entries in self.runs:
-            found.append(slice(begin + first * entries // count, begin + -(-last * entries // count)))
+            start = first * entries // count
+            stop = -(-last * entries // count)
+            slices.append(slice(begin + start, begin + stop))
             begin += -(-dim * entries // count)
-        return found
+        return slices
 
 
 class RowFormat(Protocol):
@@ -120,7 +139,8 @@ class RowFormat(Protocol):
 
         Args:
             values_UD: their values, float32 [U, D].
-            noise_UD: for stochastic rounding a number of 32 bits for each value, int64 [U, D]; None rounds to nearest.
+            noise_UD: for stochastic rounding a number of 32 bits for each value, int64 [U, D]; None
+                rounds to nearest.
         """
         ...
 
@@ -129,7 +149,9 @@ class RowFormat(Protocol):
         ...
 
     def exact(self, fields: Mapping[str, Tensor], dim: int) -> Tensor:
-        """Returns the values of U rows as a rule begins with them, float32 [U, D], given their fields."""
+        """Returns the values of U rows as a rule begins with them, float32 [U, D], given their
+        fields.
+        """
         ...
 
     def cpp(self) -> str | None:
@@ -138,7 +160,8 @@ class RowFormat(Protocol):
 
 
 def converted(weights_RD: Tensor, format: RowFormat) -> dict[str, Tensor]:
-    """Returns the fields of rows, each rounded to nearest: trained rows for a service. The result is all it needs.
+    """Returns the fields of rows, each rounded to nearest: trained rows for a service. The result
+    is all it needs.
 
     A row that is not finite is what `encode` makes of it.
 

@@ -14,8 +14,8 @@ from sparrow.numerics.rounding import to_fp16
 class Config:
     """A row is float16, 2 bytes a column.
 
-    rounding: "stochastic", whose mean is the number itself, or "nearest". Numbers above 65,504 become 65,504, or
-    infinite to nearest.
+    rounding: "stochastic", whose mean is the number itself, or "nearest". Numbers above 65,504
+    become 65,504, or infinite to nearest.
     """
 
     rounding: Rounding = "stochastic"

@@ -16,8 +16,9 @@ META = 8  # bytes of scale and bias
 class Config:
     """A row is a byte a column, then scale and bias in float32: D + 8 bytes (arXiv 2010.11305).
 
-    A value is code * scale + bias. The table cannot be cut by columns. rounding: "stochastic", whose mean is the number
-    itself, or "nearest", whose rows are FBGEMM's fused 8-bit rows to the byte.
+    A value is code * scale + bias. The table cannot be cut by columns. rounding: "stochastic",
+    whose mean is the number itself, or "nearest", whose rows are FBGEMM's fused 8-bit rows to the
+    byte.
     """
 
     rounding: Rounding = "stochastic"
@@ -28,11 +29,15 @@ class Config:
 
     def encode(self, values_UD: Tensor, noise_UD: Tensor | None) -> dict[str, Tensor]:
         """See `RowFormat.encode`."""
-        low_U1, high_U1 = values_UD.amin(1, keepdim=True) + 0.0, values_UD.amax(1, keepdim=True) + 0.0  # no -0
+        # adding 0 makes 0 of -0
+        low_U1 = values_UD.amin(1, keepdim=True) + 0.0
+        high_U1 = values_UD.amax(1, keepdim=True) + 0.0
         range_U1 = high_U1 - low_U1
-        scale_U1 = range_U1 / torch.full_like(range_U1, 255.0)  # by a number torch may take its reciprocal
+        # by a number torch may take its reciprocal
+        scale_U1 = range_U1 / torch.full_like(range_U1, 255.0)
         if noise_UD is None:
-            codes_UD = ((values_UD - low_U1) * (torch.full_like(range_U1, 255.0) / (range_U1 + 1e-8))).round()
+            factor_U1 = torch.full_like(range_U1, 255.0) / (range_U1 + 1e-8)
+            codes_UD = ((values_UD - low_U1) * factor_U1).round()
         else:
             steps_UD = (values_UD - low_U1) / torch.where(scale_U1 > 0, scale_U1, 1.0)
             codes_UD = to_whole(steps_UD.clamp(max=255.0), noise_UD)
@@ -42,7 +47,9 @@ class Config:
     def decode(self, fields: Mapping[str, Tensor], dim: int) -> Tensor:
         """See `RowFormat.decode`."""
         codes_UD, meta = fields["weight"].split([dim, META], 1)
-        scale_U1, bias_U1 = meta.clone(memory_format=torch.contiguous_format).view(torch.float32).split(1, 1)
+        scale_U1, bias_U1 = (
+            meta.clone(memory_format=torch.contiguous_format).view(torch.float32).split(1, 1)
+        )
         return codes_UD.float() * scale_U1 + bias_U1
 
     exact = decode

@@ -8,11 +8,12 @@ from sparrow.kernels.formats._mx import Mx
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Mx):
-    """A row is in MXFP6: E2M3 numbers, and a power of two for each 32 of them; 25 bytes (arXiv 2310.10537).
+    """A row is in MXFP6: E2M3 numbers, and a power of two for each 32 of them; 25 bytes (arXiv
+    2310.10537).
 
-    Columns can be cut between the 32. rounding: "stochastic", whose mean is the number itself, or "nearest". scale:
-    "ceil" is the least power of two under which nothing is cut off. "floor", which is OCP's, cuts up to a 16th off
-    the largest of the 32, and goes with "nearest". See `Mx`.
+    Columns can be cut between the 32. rounding: "stochastic", whose mean is the number itself, or
+    "nearest". scale: "ceil" is the least power of two under which nothing is cut off. "floor",
+    which is OCP's, cuts up to a 16th off the largest of the 32, and goes with "nearest". See `Mx`.
     """
 
     known: ClassVar[str] = "mxfp6"

@@ -11,9 +11,11 @@ from sparrow.kernels.formats import Field, Rounding
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A row is float32 in two halves; lookups read the high one, and the rule both (Kalamkar et al., SC 2020).
+    """A row is float32 in two halves; lookups read the high one, and the rule both (Kalamkar et
+    al., SC 2020).
 
-    The high half is fp32 truncated to bfloat16. It saves bandwidth of lookups and no memory in training.
+    The high half is fp32 truncated to bfloat16. It saves bandwidth of lookups and no memory in
+    training.
     """
 
     @property
@@ -29,7 +31,10 @@ class Config:
     def encode(self, values_UD: Tensor, noise_UD: Tensor | None) -> dict[str, Tensor]:
         """See `RowFormat.encode`."""
         bits = values_UD.contiguous().view(torch.int32)
-        return {"weight": (bits >> 16).to(torch.int16).view(torch.bfloat16), "low": bits.to(torch.int16)}
+        return {
+            "weight": (bits >> 16).to(torch.int16).view(torch.bfloat16),
+            "low": bits.to(torch.int16),
+        }
 
     def decode(self, fields: Mapping[str, Tensor], dim: int) -> Tensor:
         """See `RowFormat.decode`."""

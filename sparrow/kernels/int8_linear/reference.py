@@ -18,7 +18,11 @@ NOT_FINITE = -(2**31)
 
 def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """See the package."""
-    most_O = weight_OI.float().abs().amax(1) if weight_OI.shape[1] else weight_OI.new_zeros(len(weight_OI)).float()
+    most_O = (
+        weight_OI.float().abs().amax(1)
+        if weight_OI.shape[1]
+        else weight_OI.new_zeros(len(weight_OI)).float()
+    )
     scale_O = (most_O / torch.full_like(most_O, 127.0)).clamp(min=LEAST_SCALE)
     return (weight_OI.float() / scale_O[:, None]).round().clamp(-127, 127).to(torch.int8), scale_O
 
@@ -29,7 +33,9 @@ def packed(codes_OI: Tensor, sums_O: Tensor, channels_2O: Tensor) -> tuple[Tenso
 
 
 def scale_and_zero(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns scale and zero point of ranges that include 0, both float32. low, high: float32, of one shape."""
+    """Returns scale and zero point of ranges that include 0, both float32. low, high: float32, of
+    one shape.
+    """
     steps = torch.full_like(low, 255.0)  # by a number torch may take its reciprocal
     scale = (high / steps - low / steps).clamp(min=LEAST_SCALE)  # the range itself may be infinite
     return scale, (-low * scale.reciprocal()).round().clamp(0, 255)
@@ -38,13 +44,16 @@ def scale_and_zero(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 def codes(x_BI: Tensor, static: Static | None) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the codes of x [B, I], and scale and zero point of each row [B, 1], all float32.
 
-    A row with a number that is not finite has the code 0 everywhere, the zero point 0 and NaN as its scale.
+    A row with a number that is not finite has the code 0 everywhere, the zero point 0 and NaN as
+    its scale.
     """
     is_finite_B1 = x_BI.isfinite().all(1, keepdim=True)
     x_BI = torch.where(is_finite_B1, x_BI, 0.0)
     if static is None:
         with_0 = torch.cat([x_BI, torch.zeros_like(x_BI[:, :0]).sum(1, keepdim=True)], 1)
-        scale_B1, zero_B1 = scale_and_zero(with_0.amin(1, keepdim=True), with_0.amax(1, keepdim=True))
+        scale_B1, zero_B1 = scale_and_zero(
+            with_0.amin(1, keepdim=True), with_0.amax(1, keepdim=True)
+        )
     else:
         scale_B1 = torch.full_like(is_finite_B1, static.scale, dtype=torch.float32)
         zero_B1 = torch.full_like(scale_B1, static.zero)
@@ -53,7 +62,9 @@ def codes(x_BI: Tensor, static: Static | None) -> tuple[Tensor, Tensor, Tensor]:
     return codes_BI, torch.where(is_finite_B1, scale_B1, torch.nan), zero_B1
 
 
-def linear(x_BI: Tensor, weight: Packed, static: Static | None, relu: bool, shared: Shared | None) -> Tensor:
+def linear(
+    x_BI: Tensor, weight: Packed, static: Static | None, relu: bool, shared: Shared | None
+) -> Tensor:
     """See the package."""
     sums_BO, scale_B1 = _sums(x_BI, weight, static)
     scale_O, bias_O = weight.channels_2O
@@ -76,10 +87,13 @@ def _sums(x_BI: Tensor, weight: Packed, static: Static | None) -> tuple[Tensor, 
     """Returns the sums, int32 [B, O], and the scale of each row [B, 1]."""
     _fits(x_BI.dtype == torch.float32 and x_BI.dim() == 2 and x_BI.shape[1] == weight.inputs)
     codes_BI, scale_B1, zero_B1 = codes(x_BI, static)
-    products_BO = codes_BI.double() @ weight.codes.t().double()  # whole numbers below 2**53 are exact in any order
+    # whole numbers below 2**53 are exact in any order
+    products_BO = codes_BI.double() @ weight.codes.t().double()
     return (products_BO - zero_B1.double() * weight.sums_O).to(torch.int32), scale_B1
 
 
 def _fits(fine: bool) -> None:
     if not fine:
-        raise UserError("x: expected float32 [B, I], I being the weight's inputs, and `shared` of as many rows")
+        raise UserError(
+            "x: expected float32 [B, I], I being the weight's inputs, and `shared` of as many rows"
+        )

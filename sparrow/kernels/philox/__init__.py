@@ -1,6 +1,8 @@
-"""Random numbers by place: a number depends only on its key, row and column, not on what else is drawn.
+"""Random numbers by place: a number depends only on its key, row and column, not on what else is
+drawn.
 
-Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). impl: see `sparrow.kernels`.
+Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). impl: see
+`sparrow.kernels`.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ import hashlib
 
 from torch import Tensor
 
-from sparrow.kernels import Impl, resolve
-from sparrow.kernels.philox import reference
+from sparrow.kernels import Impl, Operator, resolve
+
+_operator = Operator(__name__)
 
 
 def key_of(seed: int, name: str) -> int:
@@ -28,25 +31,24 @@ def uniform_(
     rows_R: Tensor | None = None,
     impl: Impl = "auto",
 ) -> None:
-    """Fill a matrix with random numbers of [-scale, scale); there are 2**24 values, all equally likely.
+    """Fill a matrix with random numbers of [-scale, scale); there are 2**24 values, all equally
+    likely.
 
     Args:
         out_RD: float32 [R, D].
         key: see `key_of`.
         scale: the bound of the numbers.
-        row, column: the place of out_RD[0, 0] in the whole matrix. A part gets the numbers that it has in the whole.
-            Rows count to 2**63, columns to 2**34.
+        row, column: the place of out_RD[0, 0] in the whole matrix. A part gets the numbers that it
+            has in the whole. Rows count to 2**63, columns to 2**34.
         rows_R: int64 [R], the row of each of them in the whole, where they are no neighbours.
         impl: see `sparrow.kernels`.
     """
     if not out_RD.numel():
         return
-    if resolve(impl, out_RD.device) == "cpp" and out_RD.is_contiguous():
-        from sparrow.kernels.philox import cpp  # can be imported only once the library is loaded
-
-        cpp.uniform_(out_RD, key, scale, row, column, rows_R)
-    else:
-        reference.uniform_(out_RD, key, scale, row, column, rows_R)
+    implementation = _operator.load(
+        resolve(impl, out_RD.device) if out_RD.is_contiguous() else "reference"
+    )
+    implementation.uniform_(out_RD, key, scale, row, column, rows_R)
 
 
 __all__ = ["key_of", "uniform_"]

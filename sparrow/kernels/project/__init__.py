@@ -1,23 +1,26 @@
-"""Parts of a matrix's columns, each times a matrix of its own, side by side or on top of each other; both directions.
+"""Parts of a matrix's columns, each times a matrix of its own, side by side or on top of each
+other; both directions.
 
-What makes a table's vectors of those of its components, for all tables in one call. impl: see `sparrow.kernels`. There
-is no autograd here: `embeddings/` adds it.
+What makes a table's vectors of those of its components, for all tables in one call. impl: see
+`sparrow.kernels`. There is no autograd here: `embeddings/` adds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import NamedTuple
 
 from torch import Tensor
 
-from sparrow.kernels import Impl, resolve
-from sparrow.kernels.project import reference
+from sparrow.kernels import Impl, Operator
+
+_operator = Operator(__name__)
 
 
 class Part(NamedTuple):
-    """Columns [first, first + width) of x, which go to the columns from `to` on. weight: the number of W, or -1."""
+    """Columns [first, first + width) of x, which go to the columns from `to` on. weight: the number
+    of W, or -1.
+    """
 
     first: int
     width: int
@@ -25,18 +28,16 @@ class Part(NamedTuple):
     weight: int = -1
 
 
-def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
-    if resolve(impl, tensor.device) == "reference":
-        return reference
-    from sparrow.kernels.project import cpp  # can be imported only once the library is loaded
-
-    return cpp
-
-
 def project(
-    x_BE: Tensor, weights: Sequence[Tensor], parts: Sequence[Part], columns: int, *, impl: Impl = "auto"
+    x_BE: Tensor,
+    weights: Sequence[Tensor],
+    parts: Sequence[Part],
+    columns: int,
+    *,
+    impl: Impl = "auto",
 ) -> Tensor:
-    """Returns float32 [B, columns]: for each part x_part W^T, or x_part itself, added where parts meet.
+    """Returns float32 [B, columns]: for each part x_part W^T, or x_part itself, added where parts
+    meet.
 
     Args:
         x_BE: float32 [B, E].
@@ -45,16 +46,24 @@ def project(
         columns: of the result.
         impl: see `sparrow.kernels`.
     """
-    out: Tensor = _implementation(impl, x_BE).project(x_BE, weights, parts, columns)
+    out: Tensor = _operator.choose(impl, x_BE.device).project(x_BE, weights, parts, columns)
     return out
 
 
 def project_backward(
-    grad: Tensor, x_BE: Tensor, weights: Sequence[Tensor], parts: Sequence[Part], *, impl: Impl = "auto"
+    grad: Tensor,
+    x_BE: Tensor,
+    weights: Sequence[Tensor],
+    parts: Sequence[Part],
+    *,
+    impl: Impl = "auto",
 ) -> tuple[Tensor, list[Tensor]]:
-    """Returns the gradients of x [B, E] and of every weight. grad: of what `project` returned; the rest is as there."""
-    found: tuple[Tensor, list[Tensor]] = _implementation(impl, x_BE).project_backward(grad, x_BE, weights, parts)
-    return found
+    """Returns the gradients of x [B, E] and of every weight. grad: of what `project` returned; the
+    rest is as there.
+    """
+    implementation = _operator.choose(impl, x_BE.device)
+    grads: tuple[Tensor, list[Tensor]] = implementation.project_backward(grad, x_BE, weights, parts)
+    return grads
 
 
 __all__ = ["Part", "project", "project_backward"]

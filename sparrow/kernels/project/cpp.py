@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ ops = torch.ops.sparrow
 
 def project(x_BE: Tensor, weights: Sequence[Tensor], parts: Sequence[Part], columns: int) -> Tensor:
     """See the package."""
-    out: Tensor = ops.project(x_BE.contiguous(), _whole(weights), _numbers(parts), columns)
+    out: Tensor = ops.project(x_BE.contiguous(), _contiguous(weights), _numbers(parts), columns)
     return out
 
 
@@ -27,19 +28,21 @@ def project_backward(
     grad: Tensor, x_BE: Tensor, weights: Sequence[Tensor], parts: Sequence[Part]
 ) -> tuple[Tensor, list[Tensor]]:
     """See the package."""
-    grad_x, *grads = ops.project_backward(grad.contiguous(), x_BE.contiguous(), _whole(weights), _numbers(parts))
+    grad_x, *grads = ops.project_backward(
+        grad.contiguous(), x_BE.contiguous(), _contiguous(weights), _numbers(parts)
+    )
     return grad_x, grads
 
 
-def _whole(weights: Sequence[Tensor]) -> list[Tensor]:
+def _contiguous(weights: Sequence[Tensor]) -> list[Tensor]:
     return [weight.contiguous() for weight in weights]
 
 
 def _numbers(parts: Sequence[Part]) -> list[int]:
-    return [n for part in parts for n in part]
+    return list(chain.from_iterable(parts))
 
 
-# -- for torch.compile -----------------------------------------------------------------------------------------------
+# -- for torch.compile -----------------------------------------------------------------------------
 
 
 @torch.library.register_fake("sparrow::project")

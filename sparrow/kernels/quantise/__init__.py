@@ -1,24 +1,30 @@
-"""Numbers in a format of `sparrow.numerics`: rounded values, or packed codes and scales. impl: see `sparrow.kernels`.
+"""Numbers in a format of `sparrow.numerics`: rounded values, or packed codes and scales. impl: see
+`sparrow.kernels`.
 
-Every implementation gives the same bits, on every processor and with any number of threads. There is no gradient here:
-a layer that rounds its operands lets gradients pass straight through.
+Every implementation gives the same bits, on every processor and with any number of threads. There
+is no gradient here: a layer that rounds its operands lets gradients pass straight through.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.kernels import Impl, resolve
-from sparrow.kernels.quantise import reference
-from sparrow.numerics import Format, Packed, Rounding
+from sparrow.kernels import Impl, Operator
+from sparrow.numerics.blocks import Packed
+from sparrow.numerics.formats import Format
+from sparrow.numerics.rounding import Rounding
+
+_operator = Operator(__name__)
 
 
 class Draw(NamedTuple):
-    """Which random numbers stochastic rounding takes: those of `numerics.rounding.noise` for these two.
+    """Which random numbers stochastic rounding takes: those of `numerics.rounding.noise` for these
+    two.
 
     A number's row and column are those of x as a matrix, whose columns are its last dimension.
     """
@@ -40,7 +46,8 @@ def rounded(
     dtype: torch.dtype = torch.float32,
     impl: Impl = "auto",
 ) -> Tensor:
-    """Returns the values that x has in a format, in the shape of x. A block that is not finite is NaN throughout.
+    """Returns the values that x has in a format, in the shape of x. A block that is not finite is
+    NaN throughout.
 
     Args:
         x: float32 or bfloat16, of at least one dimension.
@@ -49,19 +56,21 @@ def rounded(
         how: "nearest" (ties to even), "zero" (toward zero) or "stochastic".
         draw: for "stochastic".
         dtype: float32, or bfloat16 where `format.is_exact_in_bf16`.
-        impl: see `sparrow.kernels`. Formats that the compiled operator lacks run on the reference; see `cpp.covers`.
+        impl: see `sparrow.kernels`. Formats that the compiled operator lacks run on the reference;
+            see `cpp.covers`.
 
     Raises:
         UserError: when a type does not fit.
     """
     _check(x)
-    if dtype not in (torch.float32, torch.bfloat16) or (dtype == torch.bfloat16 and not format.is_exact_in_bf16):
+    if dtype not in (torch.float32, torch.bfloat16) or (
+        dtype == torch.bfloat16 and not format.is_exact_in_bf16
+    ):
         raise UserError(f"dtype: {dtype} cannot hold the values of this format; use torch.float32")
-    if _in_cpp(x, format, axis, how, False, impl):
-        from sparrow.kernels.quantise import cpp
-
-        return cpp.rounded(x, format, axis, how, draw, dtype)
-    return reference.rounded(x, format, axis, how, draw, dtype)
+    out: Tensor = _implementation(x, format, axis, how, False, impl).rounded(
+        x, format, axis, how, draw, dtype
+    )
+    return out
 
 
 def encode(
@@ -81,11 +90,10 @@ def encode(
         UserError: when a type does not fit.
     """
     _check(x)
-    if _in_cpp(x, format, axis, how, True, impl):
-        from sparrow.kernels.quantise import cpp
-
-        return cpp.encode(x, format, axis, how, draw)
-    return reference.encode(x, format, axis, how, draw)
+    packed: Packed = _implementation(x, format, axis, how, True, impl).encode(
+        x, format, axis, how, draw
+    )
+    return packed
 
 
 def decode(packed: Packed, format: Format, length: int, *, impl: Impl = "auto") -> Tensor:
@@ -97,25 +105,30 @@ def decode(packed: Packed, format: Format, length: int, *, impl: Impl = "auto") 
         length: how many numbers a row has.
         impl: see `sparrow.kernels`. Formats that the compiled operator lacks run on the reference.
     """
-    if resolve(impl, packed.codes.device) == "cpp":
-        from sparrow.kernels.quantise import cpp  # can be imported only once the library is loaded
+    implementation = _operator.choose(impl, packed.codes.device)
+    if not implementation.decodes(format):
+        implementation = _operator.load("reference")
+    values: Tensor = implementation.decode(packed, format, length)
+    return values
 
-        if cpp.decodes(format):
-            return cpp.decode(packed, format, length)
-    return reference.decode(packed, format, length)
 
-
-def _in_cpp(x: Tensor, format: Format, axis: int, how: Rounding, packed: bool, impl: Impl) -> bool:
-    if resolve(impl, x.device) == "reference":
-        return False
-    from sparrow.kernels.quantise import cpp  # can be imported only once the library is loaded
-
-    return cpp.covers(x, format, axis, how, packed)
+def _implementation(
+    x: Tensor, format: Format, axis: int, how: Rounding, packed: bool, impl: Impl
+) -> ModuleType:
+    implementation = _operator.choose(impl, x.device)
+    return (
+        implementation
+        if implementation.covers(x, format, axis, how, packed)
+        else _operator.load("reference")
+    )
 
 
 def _check(x: Tensor) -> None:
     if x.dtype not in (torch.float32, torch.bfloat16) or x.dim() == 0:
-        raise UserError(f"x: {x.dtype} with {x.dim()} dimensions; expected float32 or bfloat16 with at least one")
+        raise UserError(
+            f"x: {x.dtype} with {x.dim()} dimensions; expected float32 or bfloat16 with at"
+            " least one"
+        )
 
 
 __all__ = ["Draw", "decode", "encode", "rounded"]

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from sparrow.kernels import missing
-from sparrow.numerics import Format, Packed, Rounding
+from sparrow.numerics.blocks import Packed
+from sparrow.numerics.formats import Format
+from sparrow.numerics.rounding import Rounding
 
 if TYPE_CHECKING:
     from sparrow.kernels.quantise import Draw
@@ -21,30 +23,38 @@ LANES = 16  # of a vector
 WHOLE = {"row": 0, "tensor": -1}
 
 
-def rounded(x: Tensor, format: Format, axis: int, how: Rounding, draw: Draw, dtype: torch.dtype) -> Tensor:
+def rounded(
+    x: Tensor, format: Format, axis: int, how: Rounding, draw: Draw, dtype: torch.dtype
+) -> Tensor:
     """See the package."""
-    out: Tensor = ops.quantise_values.default(*_arguments(x, format, axis, how, draw), dtype == torch.bfloat16)
+    out: Tensor = ops.quantise_values.default(
+        *_arguments(x, format, axis, how, draw), dtype == torch.bfloat16
+    )
     return out.view(x.shape)
 
 
 def encode(x: Tensor, format: Format, axis: int, how: Rounding, draw: Draw) -> Packed:
     """See the package."""
     codes, scales, shifts = ops.quantise_codes.default(*_arguments(x, format, axis, how, draw))
-    others = [size for at, size in enumerate(x.shape) if at != axis % x.dim()]
+    sizes = [size for at, size in enumerate(x.shape) if at != axis % x.dim()]
     if format.block != "tensor":
-        scales = scales.view(*others, scales.shape[1])
-    shifts = shifts.view(*others, shifts.shape[1]) if format.shift_bits else None
-    return Packed(codes.view(*others, codes.shape[1]), scales, shifts)
+        scales = scales.view(*sizes, scales.shape[1])
+    shifts = shifts.view(*sizes, shifts.shape[1]) if format.shift_bits else None
+    return Packed(codes.view(*sizes, codes.shape[1]), scales, shifts)
 
 
 def decode(packed: Packed, format: Format, length: int) -> Tensor:
     """See the package."""
     assert packed.scales is not None and isinstance(format.block, int)
     rows = packed.codes.shape[:-1]
-    codes, scales = (part.reshape(rows.numel(), part.shape[-1]) for part in (packed.codes, packed.scales))
+    codes, scales = (
+        part.reshape(rows.numel(), part.shape[-1]) for part in (packed.codes, packed.scales)
+    )
     element = format.element
     numbers = element.numbers()
-    out: Tensor = ops.quantise_decode.default(codes, scales, numbers, length, format.block, element.bits)
+    out: Tensor = ops.quantise_decode.default(
+        codes, scales, numbers, length, format.block, element.bits
+    )
     return out.view(*rows, length)
 
 
@@ -57,10 +67,18 @@ def decodes(format: Format) -> bool:
 def covers(x: Tensor, format: Format, axis: int, how: Rounding, packed: bool) -> bool:
     """Returns whether the compiled operator can do this; else the reference does."""
     block, pair, element = format.block, format.pair, format.element
-    if block is None or element.mantissa_bits > 10 or x.dtype not in (torch.float32, torch.bfloat16):
+    if (
+        block is None
+        or element.mantissa_bits > 10
+        or x.dtype not in (torch.float32, torch.bfloat16)
+    ):
         return False  # without a scale a cast is torch's
     axis %= x.dim()
-    if how == "stochastic" and axis < x.dim() - 1 and (packed or axis < x.dim() - 2 or x.shape[-1] == 1):
+    if (
+        how == "stochastic"
+        and axis < x.dim() - 1
+        and (packed or axis < x.dim() - 2 or x.shape[-1] == 1)
+    ):
         return False  # the columns of the random numbers are not side by side there
     if isinstance(block, int) and block < LANES:
         return False
@@ -82,10 +100,18 @@ def _arguments(
     element = format.element
     block = format.block if isinstance(format.block, int) else WHOLE[format.block or "row"]
     numbers = [
-        element.mantissa_bits, element.least_exponent, element.bits, element.largest_exponent, element.largest_code,
-        int(element.twos_complement), block, format.pair, format.shift_bits, int(format.rule == "ceil"),
+        element.mantissa_bits,
+        element.least_exponent,
+        element.bits,
+        element.largest_exponent,
+        element.largest_code,
+        int(element.twos_complement),
+        block,
+        format.pair,
+        format.shift_bits,
+        int(format.rule == "ceil"),
         int(format.scale == "fp32"),
-    ]  # fmt: skip
+    ]
     key = draw.key - (1 << 64) if draw.key >> 63 else draw.key
     return x.contiguous(), shape, numbers, element.largest, ROUNDINGS.index(how), key, draw.number
 

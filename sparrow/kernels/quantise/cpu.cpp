@@ -18,7 +18,6 @@ typedef int32_t Ints __attribute__((vector_size(W * 4)));
 // shifts. kAny: nothing.
 enum Mode { kPlain, kShifted, kAny };
 enum Rounding { kNearest, kZero, kStochastic };
-enum Out { kFp32, kBf16, kCodes };
 
 constexpr int32_t kInfinity = 0x7f800000, kSign = INT32_MIN;  // bits of fp32
 constexpr int32_t kNanScale = 255, kLeast = -127;
@@ -27,6 +26,7 @@ constexpr int64_t kTurned = 256, kTurnedRows = 128;      // columns that are tur
 
 struct Job {
   const void* x;
+  bool is_narrow, to_bf16;  // x, and values that leave: of bfloat16; else of float32
   int64_t outer, length, inner;
   int64_t block, pair;  // numbers that share a scale, and a shift
   int32_t most_shift;   // 0: there are no shifts
@@ -51,6 +51,15 @@ INLINE bool is_fp32(const Job& a) {
 template <Mode mode>
 INLINE bool has_shifts(const Job& a) {
   return mode == kShifted || (mode == kAny && a.most_shift);
+}
+
+// The numbers of x from the i-th on: a branch that is always the same costs less than loops for each type.
+INLINE Floats numbers(const Job& a, const void* x, int64_t i, int64_t n) {
+  return a.is_narrow ? load(static_cast<const bfloat16*>(x) + i, n) : load(static_cast<const float*>(x) + i, n);
+}
+INLINE void put_values(const Job& a, int64_t i, const Floats& v, int64_t n) {
+  if (a.to_bf16) store(static_cast<bfloat16*>(a.out) + i, v, n, a.past);
+  else store(static_cast<float*>(a.out) + i, v, n, a.past);
 }
 
 INLINE Ints greater(const Ints& a, const Ints& b) { return a > b ? a : b; }
@@ -221,9 +230,17 @@ INLINE void put_codes(uint8_t* to, const uint8_t* end, const Ints& codes, int bi
 
 // -- blocks of neighbours --------------------------------------------------------------------------------------------
 
-// W blocks of row r at most, from column `begin` to `end`. x: the row. full: the blocks are whole vectors.
-template <class T, Out out, Mode mode, bool full>
-INLINE void along_blocks(const Job& a, const T* x, int64_t r, int64_t begin, int64_t end, uint64_t key) {
+// Where rows are, that are rows `first` and on of the job, and which of their columns are asked for.
+struct Rows {
+  const void* x;
+  int64_t stride, first, count, begin, end;
+};
+
+// W blocks of row r at most, from column `begin` to `end`. origin: of the row, in x. full: the blocks are whole
+// vectors.
+template <bool codes, Mode mode, bool full>
+INLINE void along_blocks(const Job& a, const void* x, int64_t origin, int64_t r, int64_t begin, int64_t end,
+                         uint64_t key) {
   const int64_t blocks = (end - begin + a.block - 1) / a.block;
   const auto lanes = [&](int64_t c, int64_t stop) { return full ? W : std::min(W, stop - c); };
   Ints most = Ints{} + a.most;
@@ -231,16 +248,20 @@ INLINE void along_blocks(const Job& a, const T* x, int64_t r, int64_t begin, int
     alignas(64) int32_t each[W] = {};
     for (int64_t k = 0; k < blocks; ++k) {
       const int64_t first = begin + k * a.block, stop = full ? first + a.block : std::min(first + a.block, end);
-      Ints largest{};
-      for (int64_t c = first; c < stop; c += W) largest = greater(largest, size_of(load(x + c, lanes(c, stop))));
-      each[k] = among(largest, W)[0];
+      const auto largest = [&](const auto* row) __attribute__((always_inline)) {
+        Ints found{};
+        for (int64_t c = first; c < stop; c += W) found = greater(found, size_of(load(row + c, lanes(c, stop))));
+        return among(found, W)[0];
+      };
+      each[k] = a.is_narrow ? largest(static_cast<const bfloat16*>(x) + origin)
+                            : largest(static_cast<const float*>(x) + origin);
     }
     __builtin_memcpy(&most, each, sizeof most);
   }
   const Scales of_blocks = scales_of<mode>(a, most);
-  if (out == kCodes && a.most < 0)
+  if (codes && a.most < 0)
     for (int64_t k = 0; k < blocks; ++k) put_scale(a, r * a.blocks + begin / a.block + k, of_blocks, k);
-  uint8_t* const codes = static_cast<uint8_t*>(a.out) + r * a.row_bytes;
+  uint8_t* const row = static_cast<uint8_t*>(a.out) + r * a.row_bytes;
   for (int64_t k = 0; k < blocks; ++k) {
     const int64_t first = begin + k * a.block, stop = full ? first + a.block : std::min(first + a.block, end);
     const Scales of_block = {Ints{} + of_blocks.exponent[k], Floats{} + of_blocks.up[k], Floats{} + of_blocks.down[k],
@@ -248,22 +269,20 @@ INLINE void along_blocks(const Job& a, const T* x, int64_t r, int64_t begin, int
     uint64_t shifts = 0;
     for (int64_t c = first; c < stop; c += W) {
       const int64_t n = lanes(c, stop), at = r * a.length + c;
-      const Floats number = load(x + c, n);
+      const Floats number = numbers(a, x, origin + c, n);
       Scales s = of_block;
       if (has_shifts<mode>(a)) {
         s = shifted(a, of_block, among(size_of(number), a.pair));
-        if (out == kCodes)
+        if (codes)
           for (int64_t i = 0; i < n; i += a.pair)
             shifts |= static_cast<uint64_t>((of_block.exponent[i] - s.exponent[i]) & s.finite[i])
                       << ((c - first + i) / a.pair * a.shift_bits);
       }
       const Element e = rounded<mode>(a, number, s, key, c);
-      if (out == kFp32) store(static_cast<float*>(a.out) + at, value_of(a, number, e, s), n, a.past);
-      if (out == kBf16) store(static_cast<bfloat16*>(a.out) + at, value_of(a, number, e, s), n, a.past);
-      if (out == kCodes)
-        put_codes(codes + c * a.bits / 8, codes + a.row_bytes, code_of(a, number, e, s), a.bits, n, a.past);
+      if (codes) put_codes(row + c * a.bits / 8, row + a.row_bytes, code_of(a, number, e, s), a.bits, n, a.past);
+      else put_values(a, at, value_of(a, number, e, s), n);
     }
-    if (out == kCodes && has_shifts<mode>(a)) {
+    if (codes && has_shifts<mode>(a)) {
       const int64_t at = first / a.pair * a.shift_bits / 8, bytes = a.block / a.pair * a.shift_bits / 8;
       put_bytes(a.shifts + r * a.shift_bytes + at, shifts, std::min(bytes, a.shift_bytes - at));
     }
@@ -272,37 +291,40 @@ INLINE void along_blocks(const Job& a, const T* x, int64_t r, int64_t begin, int
 
 INLINE int64_t step_of(const Job& a) { return a.block >= a.length ? a.block : a.block * W; }
 
-template <class T, Out out, Mode mode>
-INLINE void along_row(const Job& a, const T* x, int64_t r, int64_t begin, int64_t end, uint64_t key) {
-  const int64_t step = step_of(a), whole = a.block % W ? begin : end - (end - begin) % a.block;
-  for (; begin < whole; begin += step)
-    along_blocks<T, out, mode, true>(a, x, r, begin, std::min(begin + step, whole), key);
-  for (begin = whole; begin < end; begin += step)
-    along_blocks<T, out, mode, false>(a, x, r, begin, std::min(begin + step, end), key);
-}
-
-template <class T, Out out, Mode mode>
-INLINE void along_rows(const Job& job, int64_t begin, int64_t end) {
+template <bool codes, Mode mode>
+INLINE void along_rows(const Job& job, const Rows& rows) {
   const Job a = job;  // nobody else's: what is stored cannot change it
-  for (int64_t r = begin; r < end; ++r)
-    along_row<T, out, mode>(a, static_cast<const T*>(a.x) + r * a.length, r, 0, a.length, row_key(a, r));
+  const int64_t step = step_of(a);
+  for (int64_t i = 0; i < rows.count; ++i) {
+    const int64_t r = rows.first + i, origin = i * rows.stride;
+    const uint64_t key = row_key(a, r);
+    int64_t begin = rows.begin;
+    const int64_t whole = a.block % W ? begin : rows.end - (rows.end - begin) % a.block;
+    for (; begin < whole; begin += step)
+      along_blocks<codes, mode, true>(a, rows.x, origin, r, begin, std::min(begin + step, whole), key);
+    for (begin = whole; begin < rows.end; begin += step)
+      along_blocks<codes, mode, false>(a, rows.x, origin, r, begin, std::min(begin + step, rows.end), key);
+  }
   fence(a.past);
 }
 
 // -- blocks of which each lane has one -------------------------------------------------------------------------------
 
 // One block of rows, [rows, width] of columns. full: the columns are whole vectors.
-template <class T, Out out, Mode mode, bool full>
+template <Mode mode, bool full>
 INLINE void across_block(const Job& a, int64_t o, int64_t block, int64_t first, int64_t width) {
   const int64_t begin = block * a.block, rows = std::min(a.block, a.length - begin);
   const int64_t origin = (o * a.length + begin) * a.inner + first, vectors = (width + W - 1) / W;
-  const T* const x = static_cast<const T*>(a.x) + origin;
   const auto lanes = [&](int64_t v) { return full ? W : std::min(W, width - v * W); };
-  const auto largest = [&](Ints* most, int64_t from, int64_t to) __attribute__((always_inline)) {
+  const auto largest_of = [&](const auto* x, Ints* most, int64_t from, int64_t to) __attribute__((always_inline)) {
     for (int64_t v = 0; v < vectors; ++v) most[v] = Ints{};
     for (int64_t r = from; r < to; ++r)
       for (int64_t v = 0; v < vectors; ++v)
         most[v] = greater(most[v], size_of(load(x + r * a.inner + v * W, lanes(v))));
+  };
+  const auto largest = [&](Ints* most, int64_t from, int64_t to) __attribute__((always_inline)) {
+    if (a.is_narrow) largest_of(static_cast<const bfloat16*>(a.x) + origin, most, from, to);
+    else largest_of(static_cast<const float*>(a.x) + origin, most, from, to);
   };
   Ints most[kVectors];
   Scales of_block[kVectors], of_pair[kVectors];
@@ -316,12 +338,10 @@ INLINE void across_block(const Job& a, int64_t o, int64_t block, int64_t first, 
     }
     const uint64_t key = row_key(a, o * a.length + begin + r);
     for (int64_t v = 0; v < vectors; ++v) {
-      const int64_t at = r * a.inner + v * W, n = lanes(v);
-      const Floats number = load(x + at, n);
+      const int64_t at = origin + r * a.inner + v * W, n = lanes(v);
+      const Floats number = numbers(a, a.x, at, n);
       const Element e = rounded<mode>(a, number, of_pair[v], key, first + v * W);
-      const Floats value = value_of(a, number, e, of_pair[v]);
-      if (out == kFp32) store(static_cast<float*>(a.out) + origin + at, value, n, a.past);
-      if (out == kBf16) store(static_cast<bfloat16*>(a.out) + origin + at, value, n, a.past);
+      put_values(a, at, value_of(a, number, e, of_pair[v]), n);
     }
   }
 }
@@ -329,15 +349,15 @@ INLINE void across_block(const Job& a, int64_t o, int64_t block, int64_t first, 
 int64_t blocks_of(const Job& a) { return (a.length + a.block - 1) / a.block; }
 int64_t strips_of(const Job& a, int64_t strip) { return (a.inner + strip - 1) / strip; }
 
-template <class T, Out out, Mode mode>
+template <Mode mode>
 INLINE void across_rows(const Job& job, int64_t begin, int64_t end) {
   const Job a = job;
   const int64_t blocks = blocks_of(a), strips = strips_of(a, kStrip);
   for (int64_t u = begin; u < end; ++u) {
     const int64_t o = u / blocks / strips, first = u / blocks % strips * kStrip;
     const int64_t width = std::min(kStrip, a.inner - first);
-    width % W ? across_block<T, out, mode, false>(a, o, u % blocks, first, width)
-              : across_block<T, out, mode, true>(a, o, u % blocks, first, width);
+    width % W ? across_block<mode, false>(a, o, u % blocks, first, width)
+              : across_block<mode, true>(a, o, u % blocks, first, width);
   }
   fence(a.past);
 }
@@ -364,9 +384,48 @@ INLINE void turn(Floats* v) {
 #undef SWAP
 }
 
-template <class T, Mode mode>
-INLINE void turned_rows(const Job& job, int64_t begin, int64_t end) {
-  const Job a = job;
+#define FOR_MODES(a, loops, ...)                                     \
+  if (a.fp32 || a.rounding != kNearest) loops(kAny)(a, __VA_ARGS__); \
+  else if (a.most_shift) loops(kShifted)(a, __VA_ARGS__);            \
+  else loops(kPlain)(a, __VA_ARGS__);
+#define VALUES(mode) along_rows<false, mode>
+#define CODES(mode) along_rows<true, mode>
+#define ACROSS(mode) across_rows<mode>
+
+FOR_PROCESSORS void values_along(const Job& a, const Rows& rows){FOR_MODES(a, VALUES, rows)}
+FOR_PROCESSORS void codes_along(const Job& a, const Rows& rows){FOR_MODES(a, CODES, rows)}
+FOR_PROCESSORS void values_across(const Job& a, int64_t begin, int64_t end) {
+  FOR_MODES(a, ACROSS, begin, end)
+}
+
+template <class T>
+INLINE void turn_rows(const Job& a, int64_t origin, int64_t rows, int64_t width, float* tile, int64_t stride) {
+  const T* const x = static_cast<const T*>(a.x) + origin;
+  for (int64_t r = 0; r < rows; r += W)
+    for (int64_t c = 0; c < width; c += W) {
+      for (int64_t i = W; i < 2 * W; ++i) __builtin_prefetch(x + std::min(r + i, rows - 1) * a.inner + c);
+      Floats v[W];
+      for (int64_t i = 0; i < W; ++i) v[i] = load(x + std::min(r + i, rows - 1) * a.inner + c, std::min(W, width - c));
+      turn(v);
+      for (int64_t i = 0; i < W; ++i) store(tile + (c + i) * stride + r, v[i], W);
+    }
+}
+
+// Numbers of x from the `origin`-th on, [rows, width], turned.
+FOR_PROCESSORS void turn_tile(const Job& a, int64_t origin, int64_t rows, int64_t width, float* tile, int64_t stride) {
+  a.is_narrow ? turn_rows<bfloat16>(a, origin, rows, width, tile, stride)
+              : turn_rows<float>(a, origin, rows, width, tile, stride);
+}
+
+template <void (*along)(const Job&, const Rows&)>
+void rows_of(const Job& a, int64_t begin, int64_t end) {
+  const char* const x = static_cast<const char*>(a.x) + begin * a.length * (a.is_narrow ? 2 : 4);
+  along(a, {x, a.length, begin, end - begin, 0, a.length});
+}
+
+void codes_across(const Job& a, int64_t begin, int64_t end) {
+  Job turned = a;
+  turned.is_narrow = false;
   const int64_t step = (kTurnedRows + a.block - 1) / a.block * a.block;
   const int64_t stride = (step + W - 1) / W * W + W, strips = strips_of(a, kTurned);
   std::vector<float> tile(kTurned * stride);
@@ -374,43 +433,11 @@ INLINE void turned_rows(const Job& job, int64_t begin, int64_t end) {
     const int64_t o = u / strips, first = u % strips * kTurned, width = std::min(kTurned, a.inner - first);
     for (int64_t b = 0; b < a.length; b += step) {
       const int64_t rows = std::min(step, a.length - b);
-      const T* const x = static_cast<const T*>(a.x) + (o * a.length + b) * a.inner + first;
-      for (int64_t r = 0; r < rows; r += W)
-        for (int64_t c = 0; c < width; c += W) {
-          for (int64_t i = W; i < 2 * W; ++i) __builtin_prefetch(x + std::min(r + i, rows - 1) * a.inner + c);
-          Floats v[W];
-          for (int64_t i = 0; i < W; ++i)
-            v[i] = load(x + std::min(r + i, rows - 1) * a.inner + c, std::min(W, width - c));
-          turn(v);
-          for (int64_t i = 0; i < W; ++i) store(&tile[(c + i) * stride + r], v[i], W);
-        }
-      for (int64_t i = 0; i < width; ++i)
-        along_row<float, kCodes, mode>(a, &tile[i * stride] - b, o * a.inner + first + i, b, b + rows, 0);
+      turn_tile(a, (o * a.length + b) * a.inner + first, rows, width, tile.data(), stride);
+      codes_along(turned, {tile.data() - b, stride, o * a.inner + first, width, b, b + rows});
     }
   }
-  fence(a.past);
 }
-
-#define FOR_MODES(name, loops)                                                                      \
-  FOR_PROCESSORS void name(const Job& a, bool is_narrow, int64_t begin, int64_t end) {              \
-    if (a.fp32 || a.rounding != kNearest)                                                           \
-      is_narrow ? loops(bfloat16, kAny)(a, begin, end) : loops(float, kAny)(a, begin, end);         \
-    else if (a.most_shift)                                                                          \
-      is_narrow ? loops(bfloat16, kShifted)(a, begin, end) : loops(float, kShifted)(a, begin, end); \
-    else is_narrow ? loops(bfloat16, kPlain)(a, begin, end) : loops(float, kPlain)(a, begin, end);  \
-  }
-#define ALONG_FP32(T, mode) along_rows<T, kFp32, mode>
-#define ALONG_BF16(T, mode) along_rows<T, kBf16, mode>
-#define ALONG_CODES(T, mode) along_rows<T, kCodes, mode>
-#define ACROSS_FP32(T, mode) across_rows<T, kFp32, mode>
-#define ACROSS_BF16(T, mode) across_rows<T, kBf16, mode>
-#define ACROSS_CODES(T, mode) turned_rows<T, mode>
-FOR_MODES(along_fp32, ALONG_FP32)
-FOR_MODES(along_bf16, ALONG_BF16)
-FOR_MODES(along_codes, ALONG_CODES)
-FOR_MODES(across_fp32, ACROSS_FP32)
-FOR_MODES(across_bf16, ACROSS_BF16)
-FOR_MODES(across_codes, ACROSS_CODES)
 
 template <class T>
 INLINE int32_t largest_of(const void* x, int64_t begin, int64_t end) {
@@ -459,6 +486,7 @@ Job job_of(const Tensor& x, const std::vector<int64_t>& shape, const std::vector
   check(format.size() == kFormatNumbers && rounding >= kNearest && rounding <= kStochastic, "format or rounding");
   Job a{};
   a.x = x.data_ptr();
+  a.is_narrow = x.scalar_type() == ScalarType::BFloat16;
   a.outer = shape[0], a.length = shape[1], a.inner = shape[2];
   a.mantissa = format[kMantissa], a.least = format[kLeastAt], a.bits = format[kBits];
   a.largest_exponent = format[kLargestExponent], a.largest_code = format[kLargestCode];
@@ -475,16 +503,16 @@ Job job_of(const Tensor& x, const std::vector<int64_t>& shape, const std::vector
   check(!a.most_shift || (!is_whole && a.shift_bits <= 3 && a.pair >= 1 && a.pair <= W &&
                           (a.pair & (a.pair - 1)) == 0 && a.block % a.pair == 0),
         "pair: expected a power of two up to ", W, " that divides the block");
-  if (format[kBlock] == kTensor) a.most = largest(x, x.scalar_type() == ScalarType::BFloat16);
+  if (format[kBlock] == kTensor) a.most = largest(x, a.is_narrow);
   return a;
 }
 
-using Work = void (*)(const Job&, bool, int64_t, int64_t);
+using Work = void (*)(const Job&, int64_t, int64_t);
 
-void run(const Job& a, int64_t units, Work work, bool is_narrow) {
+void run(const Job& a, int64_t units, Work work) {
   if (a.outer * a.length * a.inner == 0) return;
   const int64_t team = std::min(team_for(a.outer * a.length * a.inner), units);
-  parallel(team, [&](int64_t c) { work(a, is_narrow, units * c / team, units * (c + 1) / team); });
+  parallel(team, [&](int64_t c) { work(a, units * c / team, units * (c + 1) / team); });
 }
 
 // Whether vectors of a row begin at multiples of W.
@@ -496,9 +524,9 @@ Tensor quantise_values(const Tensor& x, const std::vector<int64_t>& shape, const
   Tensor out = empty(shape, to_bf16 ? ScalarType::BFloat16 : ScalarType::Float);
   a.out = out.data_ptr();
   a.past = (a.inner > 1 || is_aligned(a)) && past_caches(out);
-  const bool is_narrow = x.scalar_type() == ScalarType::BFloat16;
-  if (a.inner == 1) run(a, a.outer, to_bf16 ? along_bf16 : along_fp32, is_narrow);
-  else run(a, a.outer * strips_of(a, kStrip) * blocks_of(a), to_bf16 ? across_bf16 : across_fp32, is_narrow);
+  a.to_bf16 = to_bf16;
+  if (a.inner == 1) run(a, a.outer, rows_of<values_along>);
+  else run(a, a.outer * strips_of(a, kStrip) * blocks_of(a), values_across);
   return out;
 }
 
@@ -523,9 +551,8 @@ std::tuple<Tensor, Tensor, Tensor> quantise_codes(const Tensor& x, const std::ve
   a.out = codes.data_ptr(), a.scales = scales.data_ptr(), a.shifts = static_cast<uint8_t*>(shifts.data_ptr());
   if (is_tensor && x.numel()) put_scale(a, 0, scales_of<kAny>(a, Ints{} + a.most), 0);
   a.past = is_aligned(a) && past_caches(codes);
-  const bool is_narrow = x.scalar_type() == ScalarType::BFloat16;
-  if (a.inner == 1) run(a, a.outer, along_codes, is_narrow);
-  else run(a, a.outer * strips_of(a, kTurned), across_codes, is_narrow);
+  if (a.inner == 1) run(a, a.outer, rows_of<codes_along>);
+  else run(a, a.outer * strips_of(a, kTurned), codes_across);
   return {codes, scales, shifts};
 }
 

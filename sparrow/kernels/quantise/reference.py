@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sparrow import numerics
-from sparrow.numerics.rounding import noise
+from sparrow.numerics import blocks
+from sparrow.numerics.blocks import Packed
+from sparrow.numerics.formats import FORMATS, Format
+from sparrow.numerics.rounding import Rounding, noise
 
 if TYPE_CHECKING:
     from sparrow.kernels.quantise import Draw
 
 
-BF16 = numerics.FORMATS["bf16"]  # a cast, which torch does in a tenth of the time
+BF16 = FORMATS["bf16"]  # a cast, which torch does in a tenth of the time
 
 
 def rounded(
-    x: Tensor, format: numerics.Format, axis: int, how: numerics.Rounding, draw: Draw, dtype: torch.dtype
+    x: Tensor, format: Format, axis: int, how: Rounding, draw: Draw, dtype: torch.dtype
 ) -> Tensor:
     """See the package."""
     if format == BF16 and how == "nearest":
@@ -26,20 +28,30 @@ def rounded(
     if format == BF16 and how == "zero":
         bits = x.float().view(torch.int32) & ~0xFFFF
         return torch.where(x.isnan(), torch.nan, bits.view(torch.float32)).to(dtype)
-    return numerics.rounded(x, format, axis, how, _noise(x, how, draw)).to(dtype)
+    return blocks.rounded(x, format, axis, how, _noise(x, how, draw)).to(dtype)
 
 
-def encode(x: Tensor, format: numerics.Format, axis: int, how: numerics.Rounding, draw: Draw) -> numerics.Packed:
+def encode(x: Tensor, format: Format, axis: int, how: Rounding, draw: Draw) -> Packed:
     """See the package."""
-    return numerics.encode(x, format, axis, how, _noise(x, how, draw))
+    return blocks.encode(x, format, axis, how, _noise(x, how, draw))
 
 
-def decode(packed: numerics.Packed, format: numerics.Format, length: int) -> Tensor:
+def decode(packed: Packed, format: Format, length: int) -> Tensor:
     """See the package."""
-    return numerics.decode(packed, format, length)
+    return blocks.decode(packed, format, length)
 
 
-def _noise(x: Tensor, how: numerics.Rounding, draw: Draw) -> Tensor | None:
+def decodes(format: Format) -> bool:
+    """It decodes all formats."""
+    return True
+
+
+def covers(x: Tensor, format: Format, axis: int, how: Rounding, packed: bool) -> bool:
+    """It rounds and packs all that the package takes."""
+    return True
+
+
+def _noise(x: Tensor, how: Rounding, draw: Draw) -> Tensor | None:
     if how != "stochastic":
         return None
     rows_R = torch.arange(x.shape[:-1].numel(), device=x.device)

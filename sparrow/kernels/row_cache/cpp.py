@@ -16,13 +16,18 @@ def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
     """See the package."""
     known = (frames.tags_F, frames.stamps_F, frames.counts_R, rows_N.contiguous())
     policy = (frames.policy.most, frames.policy.by_count, frames.policy.is_strict)
-    made = ops.row_cache_admit(*known, frames.rows, frames.multiplier, batch, evictable, *policy)
-    frames_L, rows_L, old_L, slots_N, found_2 = made
-    hits, unique = found_2.tolist()
-    return Moves(frames_L=frames_L, rows_L=rows_L, old_L=old_L, hits=hits, unique=unique, slots_N=slots_N)
+    frames_L, rows_L, old_L, slots_N, counts_2 = ops.row_cache_admit(
+        *known, frames.rows, frames.multiplier, batch, evictable, *policy
+    )
+    hits, unique = counts_2.tolist()
+    return Moves(
+        frames_L=frames_L, rows_L=rows_L, old_L=old_L, hits=hits, unique=unique, slots_N=slots_N
+    )
 
 
 def slots_of(frames: Frames, rows_N: Tensor) -> Tensor:
     """See the package."""
-    slots_N: Tensor = ops.row_cache_slots(frames.tags_F, rows_N.contiguous(), frames.rows, frames.multiplier)
+    slots_N: Tensor = ops.row_cache_slots(
+        frames.tags_F, rows_N.contiguous(), frames.rows, frames.multiplier
+    )
     return slots_N

@@ -15,7 +15,9 @@ def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
     """See the package."""
     from sparrow.kernels.row_cache import WAYS, Moves, count
 
-    rows_U, tags, stamps = rows_N.long().unique(), frames.tags_F.tolist(), frames.stamps_F.tolist()
+    rows_U = rows_N.long().unique()
+    tags = frames.tags_F.tolist()
+    stamps = frames.stamps_F.tolist()
     policy = frames.policy
     count(frames, rows_U)
     place = {row: frame for frame, row in enumerate(tags) if row >= 0}
@@ -30,14 +32,17 @@ def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
         return int(frames.counts_R[row]) if policy.most else 0
 
     moves = []
-    for row, of in zip(missing, frames.sets_of(torch.tensor(missing, dtype=torch.int64)).tolist(), strict=True):
-        ways = range(of * WAYS, (of + 1) * WAYS)
+    set_numbers = frames.sets_of(torch.tensor(missing, dtype=torch.int64)).tolist()
+    for row, set_number in zip(missing, set_numbers, strict=True):
+        ways = range(set_number * WAYS, (set_number + 1) * WAYS)
         free = [frame for frame in ways if tags[frame] < 0]
         may_leave = [frame for frame in ways if stamps[frame] <= evictable]
         if free:
             frame = free[0]
         elif may_leave:
-            frame = min(may_leave, key=lambda f: (uses(tags[f]) * policy.by_count, stamps[f], tags[f]))
+            frame = min(
+                may_leave, key=lambda f: (uses(tags[f]) * policy.by_count, stamps[f], tags[f])
+            )
             if policy.is_strict and uses(row) <= uses(tags[frame]):
                 continue
         else:
@@ -49,7 +54,14 @@ def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
     frames_L, rows_L, old_L = torch.tensor(moves, dtype=torch.int64).view(-1, 3).T.contiguous()
     hits = len(rows_U) - len(missing)
     slots_N = slots_of(frames, rows_N)
-    return Moves(frames_L=frames_L, rows_L=rows_L, old_L=old_L, hits=hits, unique=len(rows_U), slots_N=slots_N)
+    return Moves(
+        frames_L=frames_L,
+        rows_L=rows_L,
+        old_L=old_L,
+        hits=hits,
+        unique=len(rows_U),
+        slots_N=slots_N,
+    )
 
 
 def slots_of(frames: Frames, rows_N: Tensor) -> Tensor:

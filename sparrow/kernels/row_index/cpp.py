@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from sparrow.core.pages import empty_rows
 from sparrow.kernels import missing
-from sparrow.kernels.row_index import TOLD, Admitted, Index, slots
+from sparrow.kernels.row_index import COUNT_NAMES, Admitted, Index, slots
 
 assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
@@ -24,8 +22,21 @@ class _Work:
         self.heaps_H2 = torch.empty(rows // 8 + 33 * buckets, 2, dtype=torch.int64)
         self.state_B5 = torch.empty(buckets, 5, dtype=torch.int64)
         signed = index.key - (1 << 64) if index.key >= 1 << 63 else index.key
-        numbers = [policy.shift, index.buckets.start, policy.after, policy.evict == "lfu", policy.ttl or -1, signed]
-        self.tensors = [index.ids_R, index.times_R, index.counts_R, index.sightings_RC, index.starts_B1]
+        numbers = [
+            policy.shift,
+            index.buckets.start,
+            policy.after,
+            policy.evict == "lfu",
+            policy.ttl or -1,
+            signed,
+        ]
+        self.tensors = [
+            index.ids_R,
+            index.times_R,
+            index.counts_R,
+            index.sightings_RC,
+            index.starts_B1,
+        ]
         self.tensors += [self.table_T2, self.heaps_H2, self.state_B5, torch.tensor(numbers)]
         ops.row_index_build(self.tensors)
 
@@ -47,11 +58,6 @@ def keys_of(ids_N: Tensor) -> Tensor:
     return keys_N
 
 
-def write(fields: Sequence[Tensor], values: Sequence[Tensor], rows_L: Tensor) -> None:
-    """See the package."""
-    ops.row_index_write(list(fields), [value.contiguous() for value in values], rows_L.contiguous())
-
-
 def find(index: Index, keys_N: Tensor, now: int) -> Tensor:
     """See the package."""
     rows_N: Tensor = ops.row_index_find(_tensors(index), keys_N.contiguous(), now)
@@ -61,11 +67,12 @@ def find(index: Index, keys_N: Tensor, now: int) -> Tensor:
 def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int) -> Admitted:
     """See the package."""
     rates = (index.policy.half_life or 0.0, index.policy.probability)
-    made = ops.row_index_admit(_tensors(index), keys_N.contiguous(), now, batch, settled, *rates)
-    rows_N, changes = made
-    told = dict(zip(TOLD, changes[: len(TOLD)].tolist(), strict=True))
-    rest = changes[len(TOLD) :]
+    rows_N, changes = ops.row_index_admit(
+        _tensors(index), keys_N.contiguous(), now, batch, settled, *rates
+    )
+    counts = dict(zip(COUNT_NAMES, changes[: len(COUNT_NAMES)].tolist(), strict=True))
+    rest = changes[len(COUNT_NAMES) :]
     if not len(rest):  # most batches: tensors that nobody needs would take a tenth of the call
-        return Admitted(rows_N, rest, rest, rest, told)
-    count = told["admitted"]
-    return Admitted(rows_N, rest[:count], rest[count : 2 * count], rest[2 * count :], told)
+        return Admitted(rows_N, rest, rest, rest, counts)
+    count = counts["admitted"]
+    return Admitted(rows_N, rest[:count], rest[count : 2 * count], rest[2 * count :], counts)

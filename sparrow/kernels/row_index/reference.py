@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,12 +31,6 @@ def _work(index: Index) -> _Work:
     return index.work
 
 
-def write(fields: Sequence[Tensor], values: Sequence[Tensor], rows_L: Tensor) -> None:
-    """See the package."""
-    for field, value in zip(fields, values, strict=True):
-        field[rows_L] = value
-
-
 def find(index: Index, keys_N: Tensor, now: int) -> Tensor:
     """See the package."""
     work, policy = _work(index), index.policy
@@ -46,32 +39,37 @@ def find(index: Index, keys_N: Tensor, now: int) -> Tensor:
     times = index.times_R.tolist()
 
     def row(id: int, instead: int) -> int:
-        found = work.row_of.get(id, instead)
-        return instead if _is_old(index, id, times[found], now) else found
+        known = work.row_of.get(id, instead)
+        return instead if _is_old(index, id, times[known], now) else known
 
-    return torch.tensor([row(id, instead) for id, instead in zip(ids, shared, strict=True)], dtype=torch.int64)
+    return torch.tensor(
+        [row(id, instead) for id, instead in zip(ids, shared, strict=True)], dtype=torch.int64
+    )
 
 
 def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int) -> Admitted:
     """See the package."""
-    from sparrow.kernels.row_index import FREE, TOLD, Admitted
+    from sparrow.kernels.row_index import COUNT_NAMES, FREE, Admitted
 
-    work, policy, counts = _work(index), index.policy, dict.fromkeys(TOLD, 0)
+    work = _work(index)
+    policy = index.policy
+    counts = dict.fromkeys(COUNT_NAMES, 0)
     counts["looked_up"] = len(keys_N)
     begun: dict[int, int] = {}
-    work.freed, others = [], []
+    work.freed = []
+    without_row: list[tuple[int, int]] = []
     first_key = index.buckets.start << policy.shift
     for key in keys_N.unique().tolist():
         id = int(unmix63(torch.tensor(key + first_key)))
         row = work.row_of.get(id)
         in_use = work.stamp_of.get(id, 0) > settled
         if row is None or (not in_use and _is_old(index, id, int(index.times_R[row]), now)):
-            others.append((key, id))
+            without_row.append((key, id))
         else:
             _use(index, row, now)
             work.stamp_of[id] = batch
             counts["hits"] += 1
-    for key, id in others:
+    for key, id in without_row:
         bucket = key >> policy.shift
         if id in work.row_of:
             _free(index, work, id)
@@ -107,8 +105,12 @@ def _is_old(index: Index, id: int, time: int, now: int) -> bool:
 
 def _use(index: Index, row: int, now: int) -> None:
     if index.policy.evict == "lfu":
-        count, time, half_life = float(index.counts_R[row]), int(index.times_R[row]), index.policy.half_life
-        index.counts_R[row] = 1.0 + (count * 2.0 ** ((time - now) / half_life) if half_life else count)
+        count = float(index.counts_R[row])
+        time = int(index.times_R[row])
+        half_life = index.policy.half_life
+        if half_life:
+            count *= 2.0 ** ((time - now) / half_life)
+        index.counts_R[row] = 1.0 + count
     index.times_R[row] = now
 
 
@@ -129,13 +131,13 @@ def _is_admitted(index: Index, bucket: int, key: int, batch: int) -> bool:
         counters = index.sightings_RC[first:last].view(-1)
         chosen = torch.tensor(key) + torch.arange(1, 5) * GOLDEN
         at = ((splitmix64(chosen) >> 1) & ((1 << 62) - 1)) % len(counters)
-        seen = min(int(counters[at].min()) + 1, 255)
-        counters[at] = counters[at].clamp(min=seen)
+        sightings = min(int(counters[at].min()) + 1, 255)
+        counters[at] = counters[at].clamp(min=sightings)
         index.counts_R[first] += 1
         if int(index.counts_R[first]) >= last - first:
             counters.bitwise_right_shift_(1)
             index.counts_R[first] = 0
-        if seen < policy.after:
+        if sightings < policy.after:
             return False
     if policy.probability == 1:
         return True
@@ -144,8 +146,12 @@ def _is_admitted(index: Index, bucket: int, key: int, batch: int) -> bool:
     return float((mixed >> 11) & ((1 << 53) - 1)) * 2.0**-53 < policy.probability
 
 
-def _place(index: Index, work: _Work, bucket: int, now: int, settled: int) -> tuple[int | None, int, int]:
-    """Returns a free row for an id, or None; how many ids were evicted for it; and how many were too old."""
+def _place(
+    index: Index, work: _Work, bucket: int, now: int, settled: int
+) -> tuple[int | None, int, int]:
+    """Returns a free row for an id, or None; how many ids were evicted for it; and how many were
+    too old.
+    """
     from sparrow.kernels.row_index import FREE
 
     first, last = index.starts_B1[bucket : bucket + 2].tolist()
@@ -161,7 +167,10 @@ def _place(index: Index, work: _Work, bucket: int, now: int, settled: int) -> tu
                 old += 1
     if free:
         return free[0], 0, old
-    judged = [(_worth(index.policy, float(index.counts_R[row]), int(index.times_R[row])), row) for row in held]
+    judged = [
+        (_worth(index.policy, float(index.counts_R[row]), int(index.times_R[row])), row)
+        for row in held
+    ]
     if not judged:
         return None, 0, 0
     row = min(judged)[1]
@@ -171,7 +180,9 @@ def _place(index: Index, work: _Work, bucket: int, now: int, settled: int) -> tu
 
 
 def _worth(policy: Policy, count: float, time: int) -> float:
-    """Returns by what an id is judged when its bucket is full. It only grows, and only when the id is used."""
+    """Returns by what an id is judged when its bucket is full. It only grows, and only when the id
+    is used.
+    """
     if policy.evict == "lru":
         return float(time)
     return math.log2(count) + (time / policy.half_life if policy.half_life else 0.0)

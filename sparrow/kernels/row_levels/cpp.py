@@ -14,7 +14,11 @@ ops = torch.ops.sparrow
 
 
 def slots_of(
-    rows_N: Tensor, bounds: Sequence[int], places_W2: Tensor, begins: Sequence[int], below: Sequence[int]
+    rows_N: Tensor,
+    bounds: Sequence[int],
+    places_W2: Tensor,
+    begins: Sequence[int],
+    below: Sequence[int],
 ) -> Tensor:
     """See the package."""
     slots_N: Tensor = ops.row_levels_slots(rows_N.contiguous(), bounds, places_W2, begins, below)

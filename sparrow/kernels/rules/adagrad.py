@@ -11,7 +11,8 @@ from sparrow.kernels.rules._shared import require_ranges
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """AdaGrad, one accumulator per weight: sum += g^2; w -= lr / (sqrt(sum) + eps) * g (Duchi et al., JMLR 2011).
+    """AdaGrad, one accumulator per weight: sum += g^2; w -= lr / (sqrt(sum) + eps) * g (Duchi et
+    al., JMLR 2011).
 
     initial: the accumulators' first value.
     """

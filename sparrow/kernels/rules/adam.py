@@ -6,15 +6,17 @@ from torch import Tensor
 
 from sparrow.kernels.formats import Field
 from sparrow.kernels.rules import Regularization
-from sparrow.kernels.rules._shared import adam_moments, require_ranges
+from sparrow.kernels.rules._adam import adam_moments
+from sparrow.kernels.rules._shared import require_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Lazy Adam (arXiv 1412.6980): rows that a batch does not use stay as they are, and so do their moments.
+    """Lazy Adam (arXiv 1412.6980): rows that a batch does not use stay as they are, and so do their
+    moments.
 
-    Each row counts its own updates to correct the bias of the moments, so the first step of a rare row is as long as
-    that of any other row. If every batch uses every row, this is torch's Adam.
+    Each row counts its own updates to correct the bias of the moments, so the first step of a rare
+    row is as long as that of any other row. If every batch uses every row, this is torch's Adam.
     """
 
     lr: float = 0.001
@@ -28,7 +30,11 @@ class Config:
 
     def fields(self, dim: int) -> dict[str, Field]:
         """first, second [D]: the moments; updates: how many the row had."""
-        return {"first": Field(width=dim, across="cut"), "second": Field(width=dim, across="cut"), "updates": Field()}
+        return {
+            "first": Field(width=dim, across="cut"),
+            "second": Field(width=dim, across="cut"),
+            "updates": Field(),
+        }
 
     def update(
         self, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor

@@ -13,8 +13,8 @@ from sparrow.kernels.rules._shared import require_ranges
 class Config:
     """Row-wise AdaGrad, one accumulator per row: sum += mean(g^2); w -= lr / (sqrt(sum) + eps) * g.
 
-    initial: the accumulators' first value. The mean is of the squares, never the square of the mean (Neo,
-    arXiv 2104.05158).
+    initial: the accumulators' first value. The mean is of the squares, never the square of the mean
+    (Neo, arXiv 2104.05158).
     """
 
     lr: float = 0.05

@@ -6,12 +6,14 @@ from torch import Tensor
 
 from sparrow.kernels.formats import Field
 from sparrow.kernels.rules import Regularization
-from sparrow.kernels.rules._shared import adam_moments, require_ranges
+from sparrow.kernels.rules._adam import adam_moments
+from sparrow.kernels.rules._shared import require_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Adam with one second moment per row, that of the mean square gradient. It has half the state of `adam`.
+    """Adam with one second moment per row, that of the mean square gradient. It has half the state
+    of `adam`.
 
     It is lazy and counts the updates of each row, as `adam` does.
     """

@@ -1,21 +1,23 @@
-"""The sums of the leaves that rows fall into, over all trees of a forest. impl: see `sparrow.kernels`."""
+"""The sums of the leaves that rows fall into, over all trees of a forest. impl: see
+`sparrow.kernels`.
+"""
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import NamedTuple
 
 from torch import Tensor
 
-from sparrow.kernels import Impl, resolve
-from sparrow.kernels.trees import reference
+from sparrow.kernels import Impl, Operator
+
+_operator = Operator(__name__)
 
 
 class Trees(NamedTuple):
     """M nodes of G trees.
 
-    A node takes the left branch if its input is at most the threshold or, where the input is an id, in the node's set.
-    A leaf is its own branch.
+    A node takes the left branch if its input is at most the threshold or, where the input is an id,
+    in the node's set. A leaf is its own branch.
 
     Args:
         input_M: int64, which input a node reads.
@@ -48,18 +50,11 @@ def sum_of_leaves(trees: Trees, inputs_BX: Tensor, depth: int, *, impl: Impl = "
         impl: see `sparrow.kernels`.
 
     Raises:
-        ValueError: when a node reads an input, or leads to a node, that is not there; of the compiled kernel alone.
+        ValueError: when a node reads an input, or leads to a node, that is not there; of the
+            compiled kernel alone.
     """
-    out: Tensor = _implementation(impl, inputs_BX).sum_of_leaves(trees, inputs_BX, depth)
+    out: Tensor = _operator.choose(impl, inputs_BX.device).sum_of_leaves(trees, inputs_BX, depth)
     return out
-
-
-def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
-    if resolve(impl, tensor.device) == "reference":
-        return reference
-    from sparrow.kernels.trees import cpp  # can be imported only once the library is loaded
-
-    return cpp
 
 
 __all__ = ["Trees", "sum_of_leaves"]

@@ -18,11 +18,13 @@ ops = torch.ops.sparrow
 
 def sum_of_leaves(trees: Trees, inputs_BX: Tensor, depth: int) -> Tensor:
     """See the package."""
-    out: Tensor = ops.sum_of_leaves([of.contiguous() for of in trees], inputs_BX.contiguous(), depth)
+    out: Tensor = ops.sum_of_leaves(
+        [part.contiguous() for part in trees], inputs_BX.contiguous(), depth
+    )
     return out
 
 
-# -- for torch.compile -----------------------------------------------------------------------------------------------
+# -- for torch.compile -----------------------------------------------------------------------------
 
 
 @torch.library.register_fake("sparrow::sum_of_leaves")

@@ -21,6 +21,7 @@ def sum_of_leaves(trees: Trees, inputs_BX: Tensor, depth: int) -> Tensor:
             set_BG = trees.set_M[node_BG]
             id_BG = x_BG.nan_to_num().long().clamp(0, trees.sets_SW.shape[1] - 1)
             member_BG = trees.sets_SW[set_BG.clamp(min=0), id_BG] > 0
-            left_BG = torch.where(set_BG >= 0, member_BG, left_BG)
+            # onnxruntime has no `where` of bools
+            left_BG = (set_BG >= 0) & member_BG | (set_BG < 0) & left_BG
         node_BG = torch.where(left_BG, trees.left_M[node_BG], trees.right_M[node_BG])
     return trees.value_MT[node_BG].double().sum(1).float()

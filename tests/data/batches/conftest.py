@@ -43,5 +43,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     pq.write_table(pa.table(columns), folder / "log.parquet")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "GROUP_ROWS", 100)
-        data.prepare([folder / "log.parquet"], folder / "out", schema=SCHEMA, split=Split(valid=0, test=0))
+        data.prepare(
+            [folder / "log.parquet"], folder / "out", schema=SCHEMA, split=Split(valid=0, test=0)
+        )
     return data.open(folder / "out")

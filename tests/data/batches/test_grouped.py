@@ -1,4 +1,6 @@
-"""Sessions side by side, groups of features once for every run of equal rows: the same rows as without."""
+"""Sessions side by side, groups of features once for every run of equal rows: the same rows as
+without.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,38 @@ def rows_of(batch: Batch) -> list[tuple[Any, ...]]:
     """A batch's samples as plain values, expanded."""
     ids = batch.ids.expanded()
     lists = [
-        [(v.tolist(), w.tolist()) for v, w in zip(ids[k].values_N.split(n), ids[k].weights_N.split(n), strict=True)]  # type: ignore[union-attr]
+        [
+            (v.tolist(), w.tolist())
+            for v, w in zip(ids[k].values_N.split(n), ids[k].weights_N.split(n), strict=True)
+        ]  # type: ignore[union-attr]
         for k in ids.keys
         for n in [ids[k].lengths_B.tolist()]
     ]
-    return list(zip(batch.dense_BC.tolist(), *lists, batch.labels_BT.tolist(), batch.session_B.tolist(), strict=True))  # type: ignore[union-attr]
+    return list(
+        zip(
+            batch.dense_BC.tolist(),
+            *lists,
+            batch.labels_BT.tolist(),
+            batch.session_B.tolist(),
+            strict=True,
+        )
+    )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 7, 50, 10_000])
 def test_expanded_is_the_batch_without(grouped: Dataset, shuffle: bool, batch_size: int) -> None:
-    one, other = (grouped.loader(batch_size, shuffle=shuffle, seed=3, dedup=d) for d in ("on", "off"))  # type: ignore[arg-type]
+    one, other = (
+        grouped.loader(batch_size, shuffle=shuffle, seed=3, dedup=d) for d in ("on", "off")
+    )  # type: ignore[arg-type]
     for _ in range(2):
         stored = 0
         for deduped, plain in zip(one, other, strict=True):
             same(deduped, plain)
-            assert plain.ids.inverse_B == {} and set(deduped.ids.inverse_B) == {("user", "history"), ("tags",)}
+            assert plain.ids.inverse_B == {} and set(deduped.ids.inverse_B) == {
+                ("user", "history"),
+                ("tags",),
+            }
             stored += sum(deduped.ids.stored(key) for key in ("user", "tags"))
             for inverse_B in deduped.ids.inverse_B.values():
                 seen = list(dict.fromkeys(inverse_B.tolist()))
@@ -52,7 +70,9 @@ def test_unique_rows_are_unique(grouped_log: Path, tmp_path: Path) -> None:
     (batch,) = data.open(tmp_path / "out").loader(10_000, dedup="on")
     ids = batch.ids["tags"]
     each = [tuple(v.tolist()) for v in ids.values_N.split(ids.offsets_B1.diff().tolist())]
-    assert len(set(each)) == len(each) < data.open(tmp_path / "out").manifest["runs"]["train"]["tags"]
+    assert (
+        len(set(each)) == len(each) < data.open(tmp_path / "out").manifest["runs"]["train"]["tags"]
+    )
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -81,7 +101,9 @@ def test_readers_divide_batches_between_requests(
 ) -> None:
     for batch_size in (12, 70):
         given: dict[str, Any] = {"shuffle": shuffle, "seed": 1, "dedup": dedup}
-        readers = [grouped.loader(batch_size, rank=rank, ranks=ranks, **given) for rank in range(ranks)]
+        readers = [
+            grouped.loader(batch_size, rank=rank, ranks=ranks, **given) for rank in range(ranks)
+        ]
         for whole, *mine in zip(grouped.loader(batch_size, **given), *readers, strict=True):
             rows = [row for one in mine for row in one.dense_BC[:, 0].tolist()]
             assert sorted(rows) == sorted(whole.dense_BC[:, 0].tolist())
@@ -99,11 +121,15 @@ def test_a_request_of_more_rows_than_a_batch_is_cut(grouped_log: Path, tmp_path:
     table = made(3).drop(["request"])
     table = table.append_column("request", pa.array(np.zeros(table.num_rows, np.int64)))
     pq.write_table(table, tmp_path / "one.parquet")
-    one = replace(SCHEMA, columns={**SCHEMA.columns, "session": Column(kind="session", source="request")})
+    one = replace(
+        SCHEMA, columns={**SCHEMA.columns, "session": Column(kind="session", source="request")}
+    )
     data.prepare([tmp_path / "one.parquet"], tmp_path / "out", schema=one)
     dataset = data.open(tmp_path / "out")
     batches = list(dataset.loader(4))
-    assert [batch.batch_size for batch in batches][:-1] == [4] * (len(batches) - 1) and len(batches) > 3
+    assert [batch.batch_size for batch in batches][:-1] == [4] * (len(batches) - 1) and len(
+        batches
+    ) > 3
     seen = [x for batch in batches for x in batch.dense_BC[:, 0].tolist()]
     assert seen == [row["row"] for row in everything(dataset)]
 

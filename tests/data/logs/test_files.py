@@ -60,10 +60,10 @@ def test_a_cut_off_compressed_file_is_named(tmp_path: Path, codec: str) -> None:
 
 
 def test_uris(tmp_path: Path) -> None:
-    (tmp_path / "day=1").mkdir()
-    for name in ("1.csv", "2.csv", "3.txt", "day=1/4.csv"):
+    (tmp_path / "deeper").mkdir()
+    for name in ("1.csv", "2.csv", "3.txt", "deeper/4.csv"):
         write(tmp_path / name, f"a,b\n{name[-5]},x\n")
-    uri = tmp_path.as_uri().replace("%3D", "=")
+    uri = tmp_path.as_uri()
 
     def found(*texts: str) -> list[int]:
         return [r["a"] for r in rows(*texts)]
@@ -71,7 +71,7 @@ def test_uris(tmp_path: Path) -> None:
     assert found(f"{uri}/2.csv", f"{uri}/1.csv") == [2, 1]
     assert found(f"{uri}/*.csv") == [1, 2]
     assert found(f"{uri}/[13].*") == [1, 3]
-    assert found(f"{uri}/day=*/*.csv") == [4]
+    assert found(f"{uri}/deep*/*.csv") == found(f"{uri}/deep*") == [4]
     assert found(f"{uri}/**/*.csv") == [1, 2, 4]
     assert found(uri) == [1, 2, 3]
     pq.write_table(pa.table({"a": [9]}), tmp_path / "x.parquet")

@@ -9,7 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparrow.core import UserError
-from sparrow.data.logs.read import open_log, table_log, types_for
+from sparrow.data.logs.read import open_log
+from sparrow.data.logs.tables import table_log
+from sparrow.data.logs.text_types import types_for
 from sparrow.features.schema import Column, Encoding, Schema, Source
 from tests.data.logs.reading import rows, rows_of, write
 
@@ -19,7 +21,11 @@ def test_every_dialect_reads_alike(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"]}), tmp_path / "log.parquet")
     with pa.CompressedOutputStream(str(tmp_path / "log.csv.zst"), "zstd") as stream:
         stream.write(b"a,b\n1,x\n,y\n")
-    files = [tmp_path / "log.parquet", tmp_path / "log.csv.zst", write(tmp_path / "log.csv", "a,b\n1,x\n,y\n")]
+    files = [
+        tmp_path / "log.parquet",
+        tmp_path / "log.csv.zst",
+        write(tmp_path / "log.csv", "a,b\n1,x\n,y\n"),
+    ]
     files += [write(tmp_path / "log.tsv.gz", "a\tb\n1\tx\nNA\ty\n")]
     for file in files:
         assert rows(file) == want, file
@@ -78,20 +84,30 @@ def test_missing_and_mixed_files(tmp_path: Path) -> None:
 
 
 def test_columns_may_stand_in_another_order_but_must_be_there(tmp_path: Path) -> None:
-    one, two = write(tmp_path / "1.csv", "a,b,c\n1,x,2\n"), write(tmp_path / "2.csv", "c,a,b\n5,4,y\n")
+    one, two = (
+        write(tmp_path / "1.csv", "a,b,c\n1,x,2\n"),
+        write(tmp_path / "2.csv", "c,a,b\n5,4,y\n"),
+    )
     assert rows(one, two) == [{"a": 1, "b": "x", "c": 2}, {"a": 4, "b": "y", "c": 5}]
     log = open_log([one, write(tmp_path / "3.csv", "a,c\n1,2\n")])
     assert sum(b.num_rows for b in log.batches({"a": pa.int64()})) == 2
-    with pytest.raises(UserError, match=r"3\.csv: no column 'b', which other files have; did you mean|known: a, c"):
+    with pytest.raises(
+        UserError, match=r"3\.csv: no column 'b', which other files have; did you mean|known: a, c"
+    ):
         next(log.batches(log.types))
     with pytest.raises(UserError, match=r"4\.csv: two columns are named 'a'"):
         open_log([one, write(tmp_path / "4.csv", "a,b,a\n1,2,3\n")])
-    parquets = [pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]}), pa.table({"b": ["y"], "a": [1 << 40]})]
+    parquets = [
+        pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]}),
+        pa.table({"b": ["y"], "a": [1 << 40]}),
+    ]
     for i, table in enumerate(parquets):
         pq.write_table(table, tmp_path / f"{i}.parquet")
     assert rows(tmp_path / "0.parquet", tmp_path / "1.parquet")[1] == {"a": 1 << 40, "b": "y"}
     pq.write_table(pa.table({"a": ["no"], "b": ["z"]}), tmp_path / "2.parquet")
-    with pytest.raises(UserError, match=r"2\.parquet: column 'a' is string where earlier files have int64"):
+    with pytest.raises(
+        UserError, match=r"2\.parquet: column 'a' is string where earlier files have int64"
+    ):
         rows(*sorted(tmp_path.glob("*.parquet")))
 
 
@@ -114,15 +130,20 @@ def test_a_table_is_a_log_too() -> None:
 
 
 def test_reading_needs_no_torch() -> None:
-    code = "import sys, sparrow.data.logs.read, sparrow.data.meaning.inference; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, sparrow.data.logs.read, sparrow.data.meaning.inference; assert 'torch' not in"
+        " sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_parquet_comes_in_batches_of_bounded_bytes(tmp_path: Path) -> None:
     """Lists that grow through the file, a name with a dot, and text that repeats."""
     lists = pa.array([[]] * 200_000 + [list(range(300))] * 20_000, pa.list_(pa.int64()))
-    words = pa.array(["x" * 2000] * 220_000, pa.large_string())
-    pq.write_table(pa.table({"a.b": lists, "word": words}), tmp_path / "log.parquet", row_group_size=100_000)
+    words = pa.array(["x" * 400] * 220_000, pa.large_string())
+    pq.write_table(
+        pa.table({"a.b": lists, "word": words}), tmp_path / "log.parquet", row_group_size=100_000
+    )
     log = open_log([tmp_path / "log.parquet"])
     for name in ("a.b", "word"):
         rows = [(batch.num_rows, batch.nbytes) for batch in log.batches({name: log.types[name]})]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from benchmarks._peers.meaning_logs import NAMES, made
 from benchmarks._peers.meaning_logs.judge import judged
@@ -20,8 +22,11 @@ def test_logs_are_read_as_a_person_would(tmp_path: Path) -> None:
     assert not [verdict for verdict in wrong if not verdict.note]
 
 
-def test_what_is_inferred_prepares(tmp_path: Path) -> None:
-    for name in NAMES:
+@pytest.mark.parametrize(
+    "names", [[*NAMES][::4], pytest.param([*NAMES], marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_what_is_inferred_prepares(names: Sequence[str], tmp_path: Path) -> None:
+    for name in names:
         log = made(name)
         done = prepare([log.write(tmp_path, name)], tmp_path / name)
         assert sum(done.rows.values()) == len(next(iter(log.columns.values())))

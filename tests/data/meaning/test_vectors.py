@@ -8,7 +8,7 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.data import prepare
-from sparrow.data.logs.read import table_log
+from sparrow.data.logs.tables import table_log
 from sparrow.data.meaning.inference import infer_log
 from sparrow.data.meaning.vectors import sized, vector_of
 from sparrow.features.schema import Column, Schema
@@ -41,7 +41,11 @@ def texts(between: str, start: str = "", end: str = "") -> list[str | None]:
 )
 def test_vectors_are_known_by_their_look(values: list | pa.Array, separator: str | None) -> None:
     column = found(values)
-    assert column is not None and (column.kind, column.size, column.separator) == ("vector", 5, separator)
+    assert column is not None and (column.kind, column.size, column.separator) == (
+        "vector",
+        5,
+        separator,
+    )
     assert "a vector of 5 numbers" in str(column.note)
 
 
@@ -68,13 +72,19 @@ def test_what_is_none(values: list) -> None:
 
 @pytest.mark.parametrize("form", ["lists", "texts"])
 def test_a_few_broken_ones_do_not_hide_vectors(form: str, tmp_path: Path) -> None:
-    """The preparation then stops at the first of them, and does not leave the column out in silence."""
+    """The preparation then stops at the first of them, and does not leave the column out in
+    silence.
+    """
     rows = X.tolist()
     rows[70] = rows[70][:2]
     emb = rows if form == "lists" else [" ".join(map(str, row)) for row in rows]
     assert found(emb) is not None and found(emb[70:71] + emb[:5]) is None
-    table = pa.table({"click": [i % 2 for i in range(400)], "ad": [i % 9 for i in range(400)], "emb": emb})
-    with pytest.raises(UserError, match=r"'emb', row 70: a vector of 2 numbers where others have 5; mend it"):
+    table = pa.table(
+        {"click": [i % 2 for i in range(400)], "ad": [i % 9 for i in range(400)], "emb": emb}
+    )
+    with pytest.raises(
+        UserError, match=r"'emb', row 70: a vector of 2 numbers where others have 5; mend it"
+    ):
         prepare(table_log(table), tmp_path / "out")
     ids = ["1,2,3,4"] * 39 + ["apple,e,b,c"]
     assert found(ids) is None
@@ -103,12 +113,18 @@ def test_a_vector_is_no_list_of_ids_and_no_weights_of_one(tmp_path: Path) -> Non
 
 
 def test_the_size_is_that_of_the_first_one() -> None:
-    log = table_log(pa.table({"v": [None, [], [1.0, 2.0, 3.0]], "w": ["?", None, "1;2"], "none": pa.nulls(3)}))
-    columns = {"v": Column(kind="vector"), "w": Column(kind="vector", separator=";", missing=("?",))}
+    log = table_log(
+        pa.table({"v": [None, [], [1.0, 2.0, 3.0]], "w": ["?", None, "1;2"], "none": pa.nulls(3)})
+    )
+    columns = {
+        "v": Column(kind="vector"),
+        "w": Column(kind="vector", separator=";", missing=("?",)),
+    }
     columns["told"] = Column(kind="vector", size=9, source="v")
     schema = sized(Schema(columns=columns), log)
     assert [column.size for column in schema.columns.values()] == [3, 2, 9]
     with pytest.raises(
-        UserError, match=r"columns\.none: no vector in the first 3 rows of the table; set columns\.none"
+        UserError,
+        match=r"columns\.none: no vector in the first 3 rows of the table; set columns\.none",
     ):
         sized(Schema(columns={"none": Column(kind="vector")}), log)

@@ -15,7 +15,10 @@ def test_a_log_in_any_order_gives_the_same_folder(grouped_log: Path, tmp_path: P
     table = pq.read_table(grouped_log)
     times = np.unique(table["ts"].to_numpy())
     order = np.concatenate(
-        [np.flatnonzero(table["ts"].to_numpy() == t) for t in np.random.default_rng(0).permutation(times)]
+        [
+            np.flatnonzero(table["ts"].to_numpy() == t)
+            for t in np.random.default_rng(0).permutation(times)
+        ]
     )
     pq.write_table(table.take(pa.array(order)), tmp_path / "log.parquet")
     for name, source in (("one", grouped_log), ("other", tmp_path / "log.parquet")):

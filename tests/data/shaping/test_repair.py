@@ -15,7 +15,9 @@ def test_repair_leaves_out_and_counts(tmp_path: Path) -> None:
     types = {"a": pa.int64(), "b": pa.string(), "c": pa.float64()}
     want = [(1, "x", 2.0), (3, "y\nz", 4.0), (6, "w", None), (11, "u", None)]
     for _ in range(2):  # each pass counts anew
-        assert [tuple(r.values()) for r in pa.Table.from_batches(log.batches(types)).to_pylist()] == want
+        assert [
+            tuple(r.values()) for r in pa.Table.from_batches(log.batches(types)).to_pylist()
+        ] == want
         assert (log.repairs.rows, log.repairs.left_out) == (4, 2)
     x = tmp_path / "x.csv"
     assert log.notes() == [

@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparrow.core import UserError
-from sparrow.data.logs.read import open_log, table_log
+from sparrow.data.logs.read import open_log
+from sparrow.data.logs.tables import table_log
 from sparrow.features.schema import Source
 from tests.data.logs.reading import rows_of
 
@@ -18,13 +19,40 @@ ROWS = [
     },
     {"user": None, "shown": None},
     {"user": {"age": None, "home": None}, "shown": []},
-    {"user": {"age": 5, "home": {"city": None, "tags": []}}, "shown": [{"id": 3, "at": None}, None]},
+    {
+        "user": {"age": 5, "home": {"city": None, "tags": []}},
+        "shown": [{"id": 3, "at": None}, None],
+    },
 ]
 FLAT = [
-    {"user.age": 30, "user.home.city": "rome", "user.home.tags": ["x"], "shown.id": [1, 2], "shown.at": [0.5, 1.5]},
-    {"user.age": None, "user.home.city": None, "user.home.tags": None, "shown.id": None, "shown.at": None},
-    {"user.age": None, "user.home.city": None, "user.home.tags": None, "shown.id": [], "shown.at": []},
-    {"user.age": 5, "user.home.city": None, "user.home.tags": [], "shown.id": [3, None], "shown.at": [None, None]},
+    {
+        "user.age": 30,
+        "user.home.city": "rome",
+        "user.home.tags": ["x"],
+        "shown.id": [1, 2],
+        "shown.at": [0.5, 1.5],
+    },
+    {
+        "user.age": None,
+        "user.home.city": None,
+        "user.home.tags": None,
+        "shown.id": None,
+        "shown.at": None,
+    },
+    {
+        "user.age": None,
+        "user.home.city": None,
+        "user.home.tags": None,
+        "shown.id": [],
+        "shown.at": [],
+    },
+    {
+        "user.age": 5,
+        "user.home.city": None,
+        "user.home.tags": [],
+        "shown.id": [3, None],
+        "shown.at": [None, None],
+    },
 ]
 
 
@@ -35,7 +63,7 @@ def test_structs_become_columns(tmp_path: Path) -> None:
     for log in (table_log(table), open_log([tmp_path])):
         assert rows_of(log) == FLAT == log.sample(9).to_pylist()
         assert log.types["user.age"] == pa.int64() and "user" not in log.types
-        (first, *_) = log.batches({"user.home.city": pa.string()})
+        first, *_ = log.batches({"user.home.city": pa.string()})
         assert first.schema.names == ["user.home.city"]
     assert rows_of(table_log(table.slice(2))) == FLAT[2:]
 
@@ -52,7 +80,8 @@ def test_lists_of_structs_can_be_candidates() -> None:
 def test_two_columns_of_one_name_are_refused() -> None:
     table = pa.table({"a": [{"b": 1}], "a.b": [2]})
     with pytest.raises(
-        UserError, match=r"column 'a\.b': there is one of this name and a struct with this field; rename"
+        UserError,
+        match=r"column 'a\.b': there is one of this name and a struct with this field; rename",
     ):
         table_log(table)
 

@@ -1,4 +1,6 @@
-"""Products of table rows are sites: a recipe can name them, and without one they are what they were."""
+"""Products of table rows are sites: a recipe can name them, and without one they are what they
+were.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from sparrow.embeddings import TableChoices
 from sparrow.embeddings.addressing._product import TableLinear, TableProduct
 from sparrow.embeddings.addressing.path import Paths
 from sparrow.embeddings.choices import Override
+from sparrow.extensions.low_precision.precision import put_recipes
+from sparrow.extensions.low_precision.recipe import Recipe
 from sparrow.kernels.rules import rowwise_adagrad
-from sparrow.layers import Precision, computing, named_sites, put_recipes
-from sparrow.layers.recipe import Recipe
+from sparrow.layers.precision import Precision, computing
+from sparrow.layers.site import named_sites
 from sparrow.models import dcnv2, din
 from sparrow.trained.build import tables_of
 from tests.layers.test_site import APART, CPU, check, matmul, told
@@ -32,7 +36,9 @@ CHOICES = TableChoices(
 NARROW = TableChoices(
     rule=rowwise_adagrad.Config(lr=0.3),
     seed=0,
-    overrides=(Override(names=("item", "user"), addressing={"name": "mixed_dimension", "dims": [2]}),),
+    overrides=(
+        Override(names=("item", "user"), addressing={"name": "mixed_dimension", "dims": [2]}),
+    ),
 )
 
 
@@ -79,11 +85,14 @@ def test_without_a_recipe_of_its_own_it_has_the_bits_of_before(name: str) -> Non
 def test_a_bucket_without_ids() -> None:
     paths = Paths(4, 3, 5, 10)
     nn.init.normal_(paths.out_KDH)
-    x, ids_N = torch.randn(6, 4, requires_grad=True), torch.tensor([41, 3, 3, 12, 0, 45])  # none of the third
+    # none of the third
+    x, ids_N = torch.randn(6, 4, requires_grad=True), torch.tensor([41, 3, 3, 12, 0, 45])
     with computing(told(paths, APART), CPU):
         paths((x,), ids_N).square().sum().backward()
     assert x.grad is not None and x.grad.isfinite().all()
-    assert all(p.grad is not None and not p.grad[2].any() and p.grad[4].any() for p in paths.parameters())
+    assert all(
+        p.grad is not None and not p.grad[2].any() and p.grad[4].any() for p in paths.parameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +106,9 @@ def test_a_bucket_without_ids() -> None:
 def test_all_products_of_a_model_with_its_tables_are_sites(config: Any) -> None:
     model = built(config, CHOICES)
     names = {
-        name.rpartition("combines.")[2] for name, site in named_sites(model).items() if isinstance(site, TableProduct)
+        name.rpartition("combines.")[2]
+        for name, site in named_sites(model).items()
+        if isinstance(site, TableProduct)
     }
     assert names == {"0.into", "0.out", "1.blocks.0.weight"}
     precision = Precision("fp32", {"*": Recipe.of(FORMAT)})
@@ -115,11 +126,13 @@ def test_a_pattern_names_those_of_tables_alone() -> None:
     plain = tables.pooled(example.ids).detach()
     precision = Precision("fp32", {"*combines*": Recipe.of("mxfp4")})
     put_recipes(model, precision)
-    assert tables._columns.fits(False) and torch.equal(tables.pooled(example.ids), plain)
+    assert tables._combined.columns.fits(False) and torch.equal(tables.pooled(example.ids), plain)
     with computing(precision, CPU):
-        assert not tables._columns.fits(False)
+        assert not tables._combined.columns.fits(False)
         found = tables.pooled(example.ids).detach()
         apart = {name: site.way is not None for name, site in named_sites(model).items()}
-    assert {name for name, is_told in apart.items() if is_told} == {name for name in apart if "combines" in name}
+    assert {name for name, is_told in apart.items() if is_told} == {
+        name for name in apart if "combines" in name
+    }
     assert len({name for name in apart if "combines" in name}) == 2
     assert 0.01 < float((found - plain).norm() / plain.norm()) < 0.3

@@ -1,4 +1,6 @@
-"""Quotient and remainder (arXiv 1909.02107): id i has row i // parts of one component and i % parts of the other."""
+"""Quotient and remainder (arXiv 1909.02107): id i has row i // parts of one component and i % parts
+of the other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from sparrow.embeddings.addressing import LogTable, Numbering, Size, Traits
 
 
 class Product(nn.Module):
-    """The vectors' product times a gain for each column, which is a dense weight: not linear in sums of ids."""
+    """The vectors' product times a gain for each column, which is a dense weight: not linear in
+    sums of ids.
+    """
 
     is_linear = False
     is_product = False

@@ -1,37 +1,48 @@
-"""A store of two levels in which no row has the slot of its number, and there are more slots than rows."""
+"""A store of two levels in which no row has the slot of its number, and there are more slots than
+rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.stores.store import At, level_of
+from sparrow.embeddings.stores.store import At, RowStore, level_of
 from sparrow.kernels.embedding_bag import Rows, Table
 
 SPARE = 3  # slots of no row, at the end of the first level
 
 
-class Scattered(nn.Module):
+class Scattered(RowStore):
     """Odd rows on the first level, even ones on the second, each backwards."""
 
     slots_are_rows = False
-    is_allocated = True
+
+    @property
+    def is_allocated(self) -> bool:
+        return True
 
     def __init__(self, component: Component, rows: int, dim: int) -> None:
         super().__init__()
         self.component, self.rows, self.dim = component, rows, dim
         sizes = (rows // 2 + SPARE, rows - rows // 2)
         self.fields = [
-            {n: torch.full(f.shape(size), 77, dtype=f.dtype) for n, f in component.fields_of(dim).items()}
+            {
+                n: torch.full(f.shape(size), 77, dtype=f.dtype)
+                for n, f in component.fields_of(dim).items()
+            }
             for size in sizes
         ]
         odd_R = torch.arange(rows) % 2 == 1
         order_R = torch.arange(rows).flip(0) // 2
         self.slots_R = torch.where(odd_R, order_R, sizes[0] + order_R)
-        assert (len(self.slots_R.unique()) == rows and not bool((self.slots_R == torch.arange(rows)).all())) or rows < 2
+        assert (
+            len(self.slots_R.unique()) == rows
+            and not bool((self.slots_R == torch.arange(rows)).all())
+        ) or rows < 2
 
     @property
     def levels(self) -> tuple[Rows, ...]:

@@ -25,10 +25,11 @@ from sparrow.kernels.block_io import Blocks
 
 @contextmanager
 def fed(blocks: Blocks) -> Iterator[Callable[[bytes], None]]:
-    """A pipe in the place of the file of some blocks: a read waits for bytes, and takes what is there.
+    """A pipe in the place of the file of some blocks: a read waits for bytes, and takes what is
+    there.
 
-    It gives a function that writes some bytes, and waits until they are read. The file ends with the context. It is for
-    io_uring alone: `pread` refuses a pipe.
+    It gives a function that writes some bytes, and waits until they are read. The file ends with
+    the context. It is for io_uring alone: `pread` refuses a pipe.
     """
     end, mine = os.pipe()
     os.dup2(end, blocks.file.fd)
@@ -56,7 +57,9 @@ CANNOT = 77  # the exit status of a process that may not answer its reads
 
 def run_answered(program: str, path: Path) -> None:
     """Run a program that calls `listen` in a process of its own, with a path as its argument."""
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=100
+    )
     if done.returncode == CANNOT:
         pytest.skip("seccomp lets nobody answer")
     assert done.returncode == 0, done.stderr
@@ -80,17 +83,26 @@ class Asked:
 
 
 def listen(path: str, hear: Callable[[Asked], None]) -> None:
-    """Have each `pread` of a file answered by `hear`, in the threads that this one starts from now on, and in itself.
+    """Have each `pread` of a file answered by `hear`, in the threads that this one starts from now
+    on, and in itself.
 
-    By seccomp (Linux 5.5), which is not taken back. Where that cannot be had, the process ends with `CANNOT`.
+    By seccomp (Linux 5.5), which is not taken back. Where that cannot be had, the process ends with
+    `CANNOT`.
     """
     found: queue.Queue[int] = queue.Queue()
     args = (os.path.realpath(path), hear, found)
     threading.Thread(target=_listen, args=args, daemon=True).start()  # its own reads go through
     seccomp, pread = NUMBERS[platform.machine()]
-    lines = [(0x20, 0, 0, 0), (0x15, 0, 1, pread), (0x06, 0, 0, 0x7FC00000), (0x06, 0, 0, 0x7FFF0000)]
+    lines = [
+        (0x20, 0, 0, 0),
+        (0x15, 0, 1, pread),
+        (0x06, 0, 0, 0x7FC00000),
+        (0x06, 0, 0, 0x7FFF0000),
+    ]
     memory = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
-    program = ctypes.create_string_buffer(struct.pack("=H6xQ", len(lines), ctypes.addressof(memory)))
+    program = ctypes.create_string_buffer(
+        struct.pack("=H6xQ", len(lines), ctypes.addressof(memory))
+    )
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(38, 1, 0, 0, 0) or (listener := libc.syscall(seccomp, 1, 8, program)) < 0:
         sys.exit(CANNOT)

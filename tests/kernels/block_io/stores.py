@@ -23,7 +23,11 @@ FIELDS = {
 }
 ROWS = 67
 LAYOUT = Layout(fields=FIELDS, rows=ROWS, block=512)  # 6 records to a block, and one in the last
-WAYS: list[Any] = ["reference", pytest.param("threads", marks=built), pytest.param("io_uring", marks=built)]
+WAYS: list[Any] = [
+    "reference",
+    pytest.param("threads", marks=built),
+    pytest.param("io_uring", marks=built),
+]
 
 
 def records(rows_U: Tensor, version: int) -> dict[str, Tensor]:
@@ -38,7 +42,9 @@ def records(rows_U: Tensor, version: int) -> dict[str, Tensor]:
 
 def empty(rows: int = ROWS) -> dict[str, Tensor]:
     """Where records of so many rows are read to."""
-    return {name: torch.full(field.shape(rows), 77, dtype=field.dtype) for name, field in FIELDS.items()}
+    return {
+        name: torch.full(field.shape(rows), 77, dtype=field.dtype) for name, field in FIELDS.items()
+    }
 
 
 def make(path: Path, way: Any, layout: Layout = LAYOUT, **options: Any) -> Blocks:
@@ -61,4 +67,6 @@ def check(blocks: Blocks, versions: Mapping[int, int]) -> None:
     for row, version in versions.items():
         for name, expected in records(torch.tensor([row]), version).items():
             assert torch.equal(into[name][row], expected[0]), (row, name)
-    assert all((tensor[never_R] == 77).all() for tensor in into.values()), "rows that were never put are written"
+    assert all((tensor[never_R] == 77).all() for tensor in into.values()), (
+        "rows that were never put are written"
+    )

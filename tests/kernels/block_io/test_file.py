@@ -1,4 +1,6 @@
-"""Damaged, cut, missing and full files, and files of others: one line with table, rows, file and remedy."""
+"""Damaged, cut, missing and full files, and files of others: one line with table, rows, file and
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,17 @@ import torch
 from sparrow.core import UserError
 from sparrow.kernels.block_io import BlockMap, Layout, file, remove
 from tests.kernels.block_io.answered import fed, run_answered
-from tests.kernels.block_io.stores import FIELDS, LAYOUT, ROWS, WAYS, check, empty, make, read, records
+from tests.kernels.block_io.stores import (
+    FIELDS,
+    LAYOUT,
+    ROWS,
+    WAYS,
+    check,
+    empty,
+    make,
+    read,
+    records,
+)
 from tests.kernels.embedding_bag.cases import built
 from tests.small_disk import on_small_disk
 
@@ -66,7 +78,9 @@ def expect(path: Path, way: Any, map: BlockMap, message: str) -> None:
             read(blocks)  # it lies among others
         others_U = torch.cat([torch.arange(18), torch.arange(24, ROWS)])
         blocks.wait(blocks.fetch(others_U, into, others_U))
-        assert all(torch.equal(into[n][others_U], values) for n, values in records(others_U, 0).items())
+        assert all(
+            torch.equal(into[n][others_U], values) for n, values in records(others_U, 0).items()
+        )
         blocks.put(rows_U, records(rows_U, 9))
         with pytest.raises(UserError, match=message):
             blocks.sync()
@@ -83,7 +97,12 @@ def test_a_flipped_bit(tmp_path: Path, way: Any, byte: int) -> None:
         content[at(map, BLOCK).start + byte] ^= 4
 
     damage(tmp_path / "rows", flip)
-    expect(tmp_path / "rows", way, map, f"{ROWS_OF_BLOCK} .the checksum of block {int(map.places_K[BLOCK])} is wrong")
+    expect(
+        tmp_path / "rows",
+        way,
+        map,
+        f"{ROWS_OF_BLOCK} .the checksum of block {int(map.places_K[BLOCK])} is wrong",
+    )
 
 
 @each_way
@@ -94,7 +113,10 @@ def test_a_misplaced_block(tmp_path: Path, way: Any) -> None:
         content[at(map, BLOCK)] = content[at(map, OTHER)]
 
     damage(tmp_path / "rows", copy)
-    told = f"is number 5, generation {map.generations_K[OTHER]} instead of 3, {map.generations_K[BLOCK]}"
+    told = (
+        f"is number 5, generation {map.generations_K[OTHER]} instead of 3,"
+        f" {map.generations_K[BLOCK]}"
+    )
     expect(tmp_path / "rows", way, map, f"{ROWS_OF_BLOCK} .block .* {told}")
 
 
@@ -110,7 +132,10 @@ def test_a_stale_block(tmp_path: Path, way: Any) -> None:
         content[at(newer, BLOCK)] = content[at(map, BLOCK)]
 
     damage(tmp_path / "rows", go_back)
-    told = f"is number 3, generation {map.generations_K[BLOCK]} instead of 3, {newer.generations_K[BLOCK]}"
+    told = (
+        f"is number 3, generation {map.generations_K[BLOCK]} instead of 3,"
+        f" {newer.generations_K[BLOCK]}"
+    )
     assert map.generations_K[BLOCK] < newer.generations_K[BLOCK]
     expect(tmp_path / "rows", way, newer, f"{ROWS_OF_BLOCK} .block .* {told}")
 
@@ -119,7 +144,9 @@ def test_a_stale_block(tmp_path: Path, way: Any) -> None:
 def test_what_a_killed_process_wrote_is_not_taken_for_what_the_next_one_did(
     tmp_path: Path, way: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both go on from the same map, and write the same block at the same place. The second write is lost."""
+    """Both go on from the same map, and write the same block at the same place. The second write is
+    lost.
+    """
     map, path = written(tmp_path / "rows", way), tmp_path / "rows"
     steps = iter([6, 2])
     monkeypatch.setattr(file.secrets, "randbelow", lambda most: next(steps))  # type: ignore[attr-defined]
@@ -138,7 +165,9 @@ def test_what_a_killed_process_wrote_is_not_taken_for_what_the_next_one_did(
 
     damage(path, lose)
     monkeypatch.undo()
-    expect(path, way, found[1], f"{ROWS_OF_BLOCK} .block .* is number 3, generation .* instead of 3, ")
+    expect(
+        path, way, found[1], f"{ROWS_OF_BLOCK} .block .* is number 3, generation .* instead of 3, "
+    )
 
 
 @each_way
@@ -171,21 +200,29 @@ def test_a_file_that_is_cut_while_it_is_open(tmp_path: Path, way: Any, left: int
 def test_a_ring_reads_on_after_a_part_of_a_block(tmp_path: Path, ends: bool) -> None:
     """Where the file ends within the block, it says so."""
     map = written(tmp_path / "rows", "reference")
-    content, row, into = (tmp_path / "rows").read_bytes()[at(map, BLOCK)], torch.tensor([20]), empty()
+    content, row, into = (
+        (tmp_path / "rows").read_bytes()[at(map, BLOCK)],
+        torch.tensor([20]),
+        empty(),
+    )
     with make(tmp_path / "rows", "io_uring", map=map) as blocks:
         with fed(blocks) as feed:
             ticket = blocks.fetch(row, into, row)
             for part in (content[:1], content[1:300], *([] if ends else [content[300:]])):
                 feed(part)
         if ends:
-            with pytest.raises(UserError, match=f"{ROWS_OF_BLOCK} .it ends within block {map.places_K[BLOCK]}"):
+            with pytest.raises(
+                UserError, match=f"{ROWS_OF_BLOCK} .it ends within block {map.places_K[BLOCK]}"
+            ):
                 blocks.wait(ticket)
             return
         assert not blocks.wait(ticket).any()
     assert all(torch.equal(into[name][row], of) for name, of in records(row, 0).items())
 
 
-def test_the_reference_goes_on_after_a_part_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_goes_on_after_a_part_of_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When it reads, and when it writes."""
     layout = Layout(fields=FIELDS, rows=ROWS, block=1 << 14)
     moved: list[int] = []
@@ -249,21 +286,28 @@ def test_a_device_that_fails(tmp_path: Path, way: Any) -> None:
     whole = os.dup(blocks.file.fd)
     os.dup2(folder, blocks.file.fd)
     row = torch.tensor([20])
-    with pytest.raises(UserError, match="table ads, rows 18 to 23: cannot read .*rows: .*; check the device"):
+    with pytest.raises(
+        UserError, match="table ads, rows 18 to 23: cannot read .*rows: .*; check the device"
+    ):
         blocks.wait(blocks.fetch(row, empty(), row))
     all_R = torch.arange(ROWS)
     for value in range(1, 31):
         os.dup2(folder, blocks.file.fd)
         blocks.put(all_R, records(all_R, value))
-        with pytest.raises(UserError, match="table ads, rows .* cannot write .*rows: .*; check the device"):
+        with pytest.raises(
+            UserError, match="table ads, rows .* cannot write .*rows: .*; check the device"
+        ):
             blocks.sync()
-        os.dup2(whole, blocks.file.fd)  # it works again, and writes that were under way do not fail it later
+        # it works again, and writes that were under way do not fail it later
+        os.dup2(whole, blocks.file.fd)
         blocks.sync()
         check(blocks, dict.fromkeys(range(ROWS), value))
     read_end, write_end = os.pipe()
     os.dup2(write_end, blocks.file.fd)
     for call in (blocks.sync, blocks.snapshot):  # neither gives a map that is not on the disk
-        with pytest.raises(UserError, match="table ads: cannot write .*rows: Invalid argument; check the device"):
+        with pytest.raises(
+            UserError, match="table ads: cannot write .*rows: Invalid argument; check the device"
+        ):
             call()
     os.close(read_end), os.close(write_end)
     blocks.close()
@@ -287,7 +331,9 @@ def test_a_file_that_cannot_grow(tmp_path: Path, way: Any) -> None:
     with make(path, way, map=map) as blocks:
         blocks.keep(map)
         with file_limit(path.stat().st_size):
-            with pytest.raises(UserError, match="ads, rows .*: cannot write .*: File too large; raise the limit"):
+            with pytest.raises(
+                UserError, match="ads, rows .*: cannot write .*: File too large; raise the limit"
+            ):
                 for version in range(1, 40):
                     blocks.put(all_R, records(all_R, version))
                     blocks.keep(blocks.sync())
@@ -302,7 +348,9 @@ def test_a_file_that_cannot_grow(tmp_path: Path, way: Any) -> None:
 
 @each_way
 def test_a_block_of_which_a_part_was_written(tmp_path: Path, way: Any) -> None:
-    """The system writes what fits below its limit, and refuses the rest, which is asked for next."""
+    """The system writes what fits below its limit, and refuses the rest, which is asked for
+    next.
+    """
     map, path, all_R = written(tmp_path / "rows", way), tmp_path / "rows", torch.arange(ROWS)
     end = (int(map.places_K.max()) + 1) * LAYOUT.block
     with open(path, "r+b") as file:
@@ -310,7 +358,10 @@ def test_a_block_of_which_a_part_was_written(tmp_path: Path, way: Any) -> None:
     with make(path, way, map=map) as blocks:
         blocks.keep(map)
         blocks.put(all_R, records(all_R, 1))
-        with file_limit(end + 512), pytest.raises(UserError, match="ads, rows .*: cannot write .*: File too large"):
+        with (
+            file_limit(end + 512),
+            pytest.raises(UserError, match="ads, rows .*: cannot write .*: File too large"),
+        ):
             blocks.sync()
         check(blocks, dict.fromkeys(range(ROWS), 1))
         assert any(path.read_bytes()[end : end + 512]), "a part was written"
@@ -381,14 +432,20 @@ def test_a_full_disk(tmp_path: Path, way: Any) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# -- files of others ---------------------------------------------------------------------------------------------------
+# -- files of others -------------------------------------------------------------------------------
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     """Readers are not, while what they read is kept."""
-    path, refused = tmp_path / "rows", "table ads: .*rows is in use by another process; end it, or name another folder"
+    path, refused = (
+        tmp_path / "rows",
+        "table ads: .*rows is in use by another process; end it, or name another folder",
+    )
     map = written(path, "reference")
-    with make(path, "auto", map=map) as first, make(path, "auto", map=map, is_written=False) as reader:
+    with (
+        make(path, "auto", map=map) as first,
+        make(path, "auto", map=map, is_written=False) as reader,
+    ):
         with pytest.raises(UserError, match=refused):
             make(path, "auto", map=map)
         first.keep(map)
@@ -421,18 +478,25 @@ def test_files_that_do_not_fit_their_map(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     map, other = written(path, "reference"), written(tmp_path / "other", "reference")
 
-    def refused(message: str, where: Path = path, layout: Layout = LAYOUT, of: BlockMap | None = map) -> None:
+    def refused(
+        message: str, where: Path = path, layout: Layout = LAYOUT, of: BlockMap | None = map
+    ) -> None:
         with pytest.raises(UserError, match=f"table ads: .*{message}") as told:
             make(where, "auto", layout, map=of)
         assert "\n" not in str(told.value)
 
     refused("rows exists already; name another folder", of=None)
-    refused("nothing is missing; bring it back to there, or go back to a checkpoint", tmp_path / "nothing")
+    refused(
+        "nothing is missing; bring it back to there, or go back to a checkpoint",
+        tmp_path / "nothing",
+    )
     refused("cannot open", tmp_path)
     refused("cannot make .*: No such file or directory", tmp_path / "no" / "rows", of=None)
     refused("rows is of another run; bring back", of=other)
     longer = Layout(fields=FIELDS, rows=ROWS + 1, block=512)
-    refused("rows has 67 rows of 73 bytes in blocks of 512, and the run 68 of 73 in 512", layout=longer)
+    refused(
+        "rows has 67 rows of 73 bytes in blocks of 512, and the run 68 of 73 in 512", layout=longer
+    )
     os.truncate(path, int(map.places_K.max()) * 512 + 511)
     refused("rows is cut: it has .* blocks and its map names block")
     damage(path, lambda content: content.__setitem__(3, 0))
@@ -444,8 +508,13 @@ def test_files_that_do_not_fit_their_map(tmp_path: Path) -> None:
 @pytest.mark.parametrize("byte", range(file.HEAD.size))
 def test_a_flipped_bit_in_the_head(tmp_path: Path, byte: int) -> None:
     map = written(tmp_path / "rows", "reference")
-    damage(tmp_path / "rows", lambda content: content.__setitem__(byte, content[byte] ^ 1 << byte % 8))
-    with pytest.raises(UserError, match="^table ads: .*rows (is no file of blocks|is of another run|has .* rows).*; "):
+    damage(
+        tmp_path / "rows", lambda content: content.__setitem__(byte, content[byte] ^ 1 << byte % 8)
+    )
+    with pytest.raises(
+        UserError,
+        match="^table ads: .*rows (is no file of blocks|is of another run|has .* rows).*; ",
+    ):
         make(tmp_path / "rows", "auto", map=map)
 
 
@@ -454,11 +523,17 @@ def test_a_map_that_is_damaged(tmp_path: Path) -> None:
     places_K = map.places_K.clone()
     places_K[2] = -5
     with pytest.raises(UserError, match="names block -5"):
-        make(tmp_path / "rows", "auto", map=BlockMap(file=map.file, places_K=places_K, generations_K=map.generations_K))
+        make(
+            tmp_path / "rows",
+            "auto",
+            map=BlockMap(file=map.file, places_K=places_K, generations_K=map.generations_K),
+        )
 
 
 @each_way
-def test_without_direct_reads_it_says_so_once(tmp_path: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_direct_reads_it_says_so_once(
+    tmp_path: Path, way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(file, "_warned", set())
     monkeypatch.delattr(os, "O_DIRECT", raising=False)
     with warnings.catch_warnings(record=True) as told:
@@ -470,5 +545,6 @@ def test_without_direct_reads_it_says_so_once(tmp_path: Path, way: Any, monkeypa
                 check(blocks, dict.fromkeys(range(ROWS), 0))
             os.remove(tmp_path / "rows")
     assert [str(w.message) for w in told] == [
-        f"{tmp_path} has no O_DIRECT for blocks of 512 bytes: the system's page cache holds table rows as well"
+        f"{tmp_path} has no O_DIRECT for blocks of 512 bytes: the system's page cache holds table"
+        " rows as well"
     ]

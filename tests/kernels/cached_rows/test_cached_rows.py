@@ -32,14 +32,19 @@ from tests.kernels.block_io.answered import fed, run_answered
 from tests.kernels.embedding_bag.cases import built
 
 ROWS = 3000
-LAYOUT = Layout(fields={"weight": Field(width=5, across="cut"), "low": Field(dtype=torch.uint8)}, rows=ROWS)
+LAYOUT = Layout(
+    fields={"weight": Field(width=5, across="cut"), "low": Field(dtype=torch.uint8)}, rows=ROWS
+)
 WAYS_OF_READING = ["io_uring", "threads", "reference"]
 
 
 @pytest.fixture(scope="module")
 def fields() -> dict[str, Tensor]:
     """Of all rows. Half were never written: whole blocks, and rows among others."""
-    found = {"weight": torch.randn(ROWS, 5), "low": torch.randint(1, 255, (ROWS,), dtype=torch.uint8)}
+    found = {
+        "weight": torch.randn(ROWS, 5),
+        "low": torch.randint(1, 255, (ROWS,), dtype=torch.uint8),
+    }
     for of in found.values():
         of[500:1700] = 0
         of[2000::3] = 0
@@ -62,7 +67,9 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def rows_of(written: tuple[Path, BlockMap], way: Any, sets: int = 2, last: int = module.LAST) -> Cached:
+def rows_of(
+    written: tuple[Path, BlockMap], way: Any, sets: int = 2, last: int = module.LAST
+) -> Cached:
     try:
         blocks = Blocks(written[0], LAYOUT, table="t", map=written[1], way=way, is_written=False)
     except UserError as error:  # without a compiler, or where io_uring is forbidden
@@ -80,7 +87,9 @@ def got(of: Cached, rows_N: Tensor) -> dict[str, Tensor]:
 def test_all_ways_give_the_same_and_keep_the_same(
     way: Way, written: tuple[Path, BlockMap], fields: dict[str, Tensor]
 ) -> None:
-    """Rows that come again, rows twice in a call, rows outside the table, no rows; numbers of calls begin again."""
+    """Rows that come again, rows twice in a call, rows outside the table, no rows; numbers of calls
+    begin again.
+    """
     one, other = (rows_of(written, of, last=40) for of in (way, "reference"))
     random = torch.Generator().manual_seed(0)
     for step in range(60):
@@ -103,7 +112,8 @@ def test_who_enters_and_who_leaves(way: Way, written: tuple[Path, BlockMap]) -> 
     got(of, torch.arange(32))
     got(of, torch.arange(16))
     got(of, torch.arange(100, 116))
-    assert set(of.rows_F.tolist()) == {*range(16), *range(100, 116)}  # the least recently used have left
+    # the least recently used have left
+    assert set(of.rows_F.tolist()) == {*range(16), *range(100, 116)}
     hot = torch.tensor([100, 101])
     for first in range(0, 2900, 4):
         got(of, torch.cat([hot, torch.arange(first, first + 4)]))
@@ -130,35 +140,49 @@ def fail(of: Cached, place: int) -> None:
     os.close(other)
 
 
-FAULTS = {flip: "is damaged .the checksum of", cut: "is damaged .it ends within", fail: ": Input/output error; check"}
+FAULTS = {
+    flip: "is damaged .the checksum of",
+    cut: "is damaged .it ends within",
+    fail: ": Input/output error; check",
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("way", WAYS_OF_READING)
 def test_several_tables_and_one_that_is_damaged(
-    way: Way, written: tuple[Path, BlockMap], fields: dict[str, Tensor], fault: Callable[[Cached, int], None]
+    way: Way,
+    written: tuple[Path, BlockMap],
+    fields: dict[str, Tensor],
+    fault: Callable[[Cached, int], None],
 ) -> None:
-    """The others are right, and nothing of a read that failed is kept, not even of its whole blocks."""
+    """The others are right, and nothing of a read that failed is kept, not even of its whole
+    blocks.
+    """
     bad, good = rows_of(written, way), rows_of(written, way)
     got(bad, torch.arange(10))
     fault(bad, int(written[1].places_K[2]))
-    ((_, error), (found, none)) = get([(bad, torch.arange(1000)), (good, torch.arange(10, 60))])
+    (_, error), (found, none) = get([(bad, torch.arange(1000)), (good, torch.arange(10, 60))])
     assert re.search(f"^table t, rows .*{FAULTS[fault]}.*", str(error))
     assert none is None and found["weight"].equal(fields["weight"][10:60])
     assert set(bad.rows_F.tolist()) - {-1} == set(range(10))
     assert got(bad, torch.arange(10))["low"].equal(fields["low"][:10])
 
 
-BLOCKS_APART = torch.tensor([0, 400, 1800, 2999])  # rows of as many blocks that do not lie side by side
+# rows of as many blocks that do not lie side by side
+BLOCKS_APART = torch.tensor([0, 400, 1800, 2999])
 
 
-def test_a_ring_awaits_all_tables_at_once(written: tuple[Path, BlockMap], fields: dict[str, Tensor]) -> None:
+def test_a_ring_awaits_all_tables_at_once(
+    written: tuple[Path, BlockMap], fields: dict[str, Tensor]
+) -> None:
     """Whichever is answered first, and though it is answered in parts."""
     content = written[0].read_bytes()
     start = int(written[1].places_K[0]) * LAYOUT.block
     parts = [content[start : start + 700], content[start + 700 : start + LAYOUT.block]]
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-        asked = [(rows_of(written, "io_uring"), torch.arange(5) + 3 * number) for number in range(3)]
+        asked = [
+            (rows_of(written, "io_uring"), torch.arange(5) + 3 * number) for number in range(3)
+        ]
         with ThreadPoolExecutor(1) as pool, ExitStack() as pipes:
             feeds = [pipes.enter_context(fed(of.blocks)) for of, _ in asked]
             found = pool.submit(get, asked)
@@ -167,7 +191,9 @@ def test_a_ring_awaits_all_tables_at_once(written: tuple[Path, BlockMap], fields
                 for part in parts:
                     feeds[number](part)
             for (_, rows_N), (of, error) in zip(asked, found.result(20), strict=True):
-                assert error is None and all(of[name].equal(fields[name][rows_N]) for name in fields)
+                assert error is None and all(
+                    of[name].equal(fields[name][rows_N]) for name in fields
+                )
 
 
 AT_ONCE = r"""
@@ -208,8 +234,12 @@ def test_threads_await_all_tables_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS_OF_READING)
-def test_threads_share_it(way: Way, written: tuple[Path, BlockMap], fields: dict[str, Tensor]) -> None:
-    """One set of frames: threads take them from each other all the time, and some read the same rows at once."""
+def test_threads_share_it(
+    way: Way, written: tuple[Path, BlockMap], fields: dict[str, Tensor]
+) -> None:
+    """One set of frames: threads take them from each other all the time, and some read the same
+    rows at once.
+    """
     of, failed = rows_of(written, way, sets=1), []
 
     def work(seed: int) -> None:
@@ -228,8 +258,12 @@ def test_threads_share_it(way: Way, written: tuple[Path, BlockMap], fields: dict
     assert not failed and len(tags) == len(set(tags)) <= WAYS
 
 
-def test_many_blocks_are_read_by_a_ring_of_few(written: tuple[Path, BlockMap], tmp_path: Path) -> None:
-    """More reads than may be under way, of blocks that lie apart, so that none are read together."""
+def test_many_blocks_are_read_by_a_ring_of_few(
+    written: tuple[Path, BlockMap], tmp_path: Path
+) -> None:
+    """More reads than may be under way, of blocks that lie apart, so that none are read
+    together.
+    """
     layout = Layout(fields={"weight": Field(width=16, across="cut")}, rows=60_000)
     weight_RD = torch.randn(60_000, 16)
     with Blocks(tmp_path / "many", layout, table="t") as blocks:
@@ -242,7 +276,9 @@ def test_many_blocks_are_read_by_a_ring_of_few(written: tuple[Path, BlockMap], t
 
 
 @pytest.mark.parametrize("way", WAYS_OF_READING)
-def test_garbage_that_is_freed_in_a_trace_is_no_part_of_it(way: Way, written: tuple[Path, BlockMap]) -> None:
+def test_garbage_that_is_freed_in_a_trace_is_no_part_of_it(
+    way: Way, written: tuple[Path, BlockMap]
+) -> None:
     of = rows_of(written, way)
     get([(of, torch.tensor([3]))])
     freed = weakref.ref(of)
@@ -264,17 +300,19 @@ def test_garbage_that_is_freed_in_a_trace_is_no_part_of_it(way: Way, written: tu
 
 
 def shares(path: str, map: dict[str, Any], file: str, order: str) -> None:
-    """A process that shares a cache: reads rows, says what it hit, and is killed while it holds the cache if told."""
+    """A process that shares a cache: reads rows, says what it hit, and is killed while it holds the
+    cache if told.
+    """
     blocks = Blocks(Path(path), LAYOUT, table="t", map=BlockMap(**map), is_written=False)
     of = cached(blocks, 2, shared=Path(file))
     ((fields, error),) = get([(of, torch.arange(40))])
     assert error is None
     torch.save((fields, of.counts_4), f"{file}.{order}")
     if order == "killed":
-        assert isinstance(of.of, tuple)
+        assert isinstance(of.state, tuple)
         libc = ctypes.CDLL(None)
-        assert libc.pthread_mutex_lock(ctypes.c_void_p(of.of[1].data_ptr())) == 0
-        of.of[1][module.HEAD + 2 * WAYS :] = 7  # as if all records were half written
+        assert libc.pthread_mutex_lock(ctypes.c_void_p(of.state[1].data_ptr())) == 0
+        of.state[1][module.HEAD + 2 * WAYS :] = 7  # as if all records were half written
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -284,9 +322,13 @@ def shares(path: str, map: dict[str, Any], file: str, order: str) -> None:
 def test_processes_share_a_cache(
     written: tuple[Path, BlockMap], fields: dict[str, Tensor], tmp_path: Path, memory: Path
 ) -> None:
-    """One reads what another has read. One that is killed while it writes there costs rows, and gives no wrong ones."""
+    """One reads what another has read. One that is killed while it writes there costs rows, and
+    gives no wrong ones.
+    """
     place, map = written
-    mine = cached(Blocks(place, LAYOUT, table="t", map=map, is_written=False), 2, shared=memory / "cache")
+    mine = cached(
+        Blocks(place, LAYOUT, table="t", map=map, is_written=False), 2, shared=memory / "cache"
+    )
     everything = torch.arange(40)
     for order in ("reads", "killed"):
         args = (str(place), vars(map), str(memory / "cache"), order)
@@ -296,7 +338,9 @@ def test_processes_share_a_cache(
         assert process.exitcode == (0 if order == "reads" else -signal.SIGKILL)
         theirs, counts_4 = torch.load(f"{memory / 'cache'}.{order}")
         assert all(theirs[name].equal(of[everything]) for name, of in fields.items())
-        assert counts_4[module.HITS : module.WAITED].tolist() == ([0, 40] if order == "reads" else [40, 0])
+        assert counts_4[module.HITS : module.WAITED].tolist() == (
+            [0, 40] if order == "reads" else [40, 0]
+        )
         again = got(mine, everything)
         assert all(again[name].equal(of[everything]) for name, of in fields.items()), order
         assert mine.counts_4[module.HITS] == 40, "after the kill nothing is known"

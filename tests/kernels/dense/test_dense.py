@@ -60,10 +60,14 @@ def _bias_relu(dtype: torch.dtype, rows: int, width: int, impl: Impl) -> tuple[T
 
 
 def _relu_backward(dtype: torch.dtype, rows: int, width: int, impl: Impl) -> tuple[Tensor, ...]:
-    return dense.relu_backward(random(rows, width, dtype, 0), random(rows, width, dtype, 1).relu(), impl=impl)
+    return dense.relu_backward(
+        random(rows, width, dtype, 0), random(rows, width, dtype, 1).relu(), impl=impl
+    )
 
 
-def _beside(dtype: torch.dtype, rows: int, width: int, impl: Impl, others: int = 19) -> tuple[Tensor, ...]:
+def _beside(
+    dtype: torch.dtype, rows: int, width: int, impl: Impl, others: int = 19
+) -> tuple[Tensor, ...]:
     numbers, rest = random(rows, 13, F32, 0), random(rows, others, F32, 2)
     return dense.beside(numbers, random(13, width, F32, 1), rest, dtype, impl=impl)
 
@@ -78,18 +82,27 @@ def _beside_backward(dtype: torch.dtype, rows: int, width: int, impl: Impl) -> t
     return dense.beside_backward(wide, narrow, random(rows, 13, F32, 2), width, impl=impl)
 
 
-def _beside_columns_backward(dtype: torch.dtype, rows: int, width: int, impl: Impl) -> tuple[Tensor, ...]:
-    wide, narrow = random(rows, width * 4, dtype, 0), random(rows, -(-width // 16) * 16, dtype, 1)  # no further input
+def _beside_columns_backward(
+    dtype: torch.dtype, rows: int, width: int, impl: Impl
+) -> tuple[Tensor, ...]:
+    # no further input
+    wide, narrow = random(rows, width * 4, dtype, 0), random(rows, -(-width // 16) * 16, dtype, 1)
     return dense.beside_backward(wide, narrow, random(rows, width, F32, 2), 4, impl=impl)
 
 
 def _product(dtype: torch.dtype, rows: int, width: int, impl: Impl) -> tuple[Tensor, ...]:
-    a, b, plus = random(rows, width, dtype, 0), random(7, width, dtype, 1).t(), random(rows, 7, dtype, 2)
+    a, b, plus = (
+        random(rows, width, dtype, 0),
+        random(7, width, dtype, 1).t(),
+        random(rows, 7, dtype, 2),
+    )
     return dense.product(a, b, impl=impl), dense.product(a, b, plus, impl=impl)
 
 
 def _weight_gradient(dtype: torch.dtype, rows: int, width: int, impl: Impl) -> tuple[Tensor, ...]:
-    return (dense.weight_gradient(random(rows, width, dtype, 0), random(rows, 33, dtype, 1), impl=impl),)
+    return (
+        dense.weight_gradient(random(rows, width, dtype, 0), random(rows, 33, dtype, 1), impl=impl),
+    )
 
 
 OPERATORS: dict[str, Operator] = {
@@ -128,9 +141,13 @@ def test_compiled_is_the_reference(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("width", [504, 506])  # whose rows do and do not allow it
 @pytest.mark.parametrize("name", ["cross", "cross_backward", "relu_backward"])
-def test_matrices_that_are_stored_past_the_caches(name: str, width: int, dtype: torch.dtype) -> None:
+def test_matrices_that_are_stored_past_the_caches(
+    name: str, width: int, dtype: torch.dtype
+) -> None:
     rows = (8 << 20) // (width * dtype.itemsize) + 1
-    assert_near(OPERATORS[name](dtype, rows, width, "cpp"), OPERATORS[name](dtype, rows, width, "reference"))
+    assert_near(
+        OPERATORS[name](dtype, rows, width, "cpp"), OPERATORS[name](dtype, rows, width, "reference")
+    )
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -138,12 +155,15 @@ def test_what_is_computed_number_by_number_is_the_same_bits(dtype: torch.dtype) 
     """Nothing is summed: not even the order can differ."""
     for rows, width in [(129, 17), (3, 624)]:
         for call in (_cross, _bias_relu, _beside):
-            for a, b in zip(call(dtype, rows, width, "cpp"), call(dtype, rows, width, "reference"), strict=True):
+            for a, b in zip(
+                call(dtype, rows, width, "cpp"), call(dtype, rows, width, "reference"), strict=True
+            ):
                 assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-@pytest.mark.parametrize("name", [n for n in OPERATORS if n not in ("product", "weight_gradient")])  # torch's
+# torch's
+@pytest.mark.parametrize("name", [n for n in OPERATORS if n not in ("product", "weight_gradient")])
 def test_any_number_of_threads_gives_the_same_bits(name: str, dtype: torch.dtype, threads) -> None:
     found = []
     for number in (1, 2, 3):
@@ -153,10 +173,15 @@ def test_any_number_of_threads_gives_the_same_bits(name: str, dtype: torch.dtype
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-@pytest.mark.skipif(bool(missing()) or not torch.backends.mkldnn.is_available(), reason="no compiled kernels or oneDNN")
+@pytest.mark.skipif(
+    bool(missing()) or not torch.backends.mkldnn.is_available(),
+    reason="no compiled kernels or oneDNN",
+)
 @pytest.mark.parametrize("in_onednn", [False, True])
 def test_large_products_of_both_libraries(in_onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of matrices, transposed ones and parts. A row with NaN spoils no other. A second time gives the same bits."""
+    """Of matrices, transposed ones and parts. A row with NaN spoils no other. A second time gives
+    the same bits.
+    """
     from sparrow.kernels.dense import cpp
 
     monkeypatch.setattr(cpp, "_has_slow_mm", lambda: in_onednn)
@@ -172,10 +197,14 @@ def test_large_products_of_both_libraries(in_onednn: bool, monkeypatch: pytest.M
         assert torch.equal(found.nan_to_num(), dense.product(x, y, impl="cpp").nan_to_num())
         summed = dense.add_product_(plus.clone(), x, y, impl="cpp")
         torch.testing.assert_close(summed, exact + plus, rtol=1e-5, atol=2e-5, equal_nan=True)
-        torch.testing.assert_close(dense.product(x, y, plus, impl="cpp"), summed, rtol=1e-5, atol=2e-5, equal_nan=True)
+        torch.testing.assert_close(
+            dense.product(x, y, plus, impl="cpp"), summed, rtol=1e-5, atol=2e-5, equal_nan=True
+        )
     grad, x = random(300, 96, F32, 4), random(300, 64, F32, 5)
     exact = (grad.double().t() @ x.double()).float()
-    torch.testing.assert_close(dense.weight_gradient(grad, x, impl="cpp"), exact, rtol=1e-5, atol=5e-5)
+    torch.testing.assert_close(
+        dense.weight_gradient(grad, x, impl="cpp"), exact, rtol=1e-5, atol=5e-5
+    )
 
 
 def has_amx() -> bool:
@@ -187,10 +216,13 @@ def has_amx() -> bool:
 
 @pytest.mark.skipif(not has_amx(), reason="this processor has no AMX")
 @pytest.mark.parametrize(
-    ("rows", "columns", "width"), [(1, 16, 16), (255, 17, 33), (257, 32, 31), (600, 100, 16), (31, 640, 200)]
+    ("rows", "columns", "width"),
+    [(1, 16, 16), (255, 17, 33), (257, 32, 31), (600, 100, 16), (31, 640, 200)],
 )
 def test_tiles_sum_in_float32(rows: int, columns: int, width: int, threads) -> None:
-    """Rounded to bfloat16 once; the same bits from any number of threads; NaN reaches its own column only."""
+    """Rounded to bfloat16 once; the same bits from any number of threads; NaN reaches its own
+    column only.
+    """
     grad, x = random(rows, columns, BF16, 0), random(rows, width, BF16, 1)
     exact = grad.double().t() @ x.double()
     x[rows // 2, 3] = float("nan")
@@ -200,12 +232,14 @@ def test_tiles_sum_in_float32(rows: int, columns: int, width: int, threads) -> N
         found.append(ops.weight_gradient(grad, x))
     assert found[0][:, 3].isnan().all()
     others = [c for c in range(width) if c != 3]
-    torch.testing.assert_close(found[0][:, others].double(), exact[:, others], rtol=2**-8, atol=1e-4)
+    torch.testing.assert_close(
+        found[0][:, others].double(), exact[:, others], rtol=2**-8, atol=1e-4
+    )
     for other in found[1:]:
         assert torch.equal(found[0].view(torch.int16), other.view(torch.int16))
 
 
-# -- numbers that are none ------------------------------------------------------------------------------------------
+# -- numbers that are none -------------------------------------------------------------------------
 
 ODD = [0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e38, 3.4e38, -1e-40, 1e-40]
 
@@ -256,14 +290,20 @@ def test_bfloat16_is_rounded_as_torch_rounds() -> None:
     assert torch.equal(got[known].view(torch.int16), want[known].view(torch.int16))
 
 
-# -- arguments ------------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------
 
 
 def test_gradients_may_lie_in_any_way() -> None:
     x, bias = random(5, 17, F32, 0), bias_of(17)
-    for grad in (random(17, 5, F32, 1).t(), torch.ones(1, 1).expand(5, 17), random(5, 34, F32, 1)[:, ::2]):
+    for grad in (
+        random(17, 5, F32, 1).t(),
+        torch.ones(1, 1).expand(5, 17),
+        random(5, 34, F32, 1)[:, ::2],
+    ):
         for got, want in zip(
-            dense.relu_backward(grad, x, impl="cpp"), dense.relu_backward(grad, x, impl="reference"), strict=True
+            dense.relu_backward(grad, x, impl="cpp"),
+            dense.relu_backward(grad, x, impl="reference"),
+            strict=True,
         ):
             torch.testing.assert_close(got, want)
         found: list[tuple[Tensor, ...]] = []
@@ -273,7 +313,10 @@ def test_gradients_may_lie_in_any_way() -> None:
             found.append((*both, into))
         assert_near(*found)
         numbers = random(5, 1, F32, 3)
-        both_wide = [dense.beside_backward(grad, grad[:, :16], numbers, 17, impl=i) for i in ("cpp", "reference")]  # type: ignore[arg-type]
+        both_wide = [
+            dense.beside_backward(grad, grad[:, :16], numbers, 17, impl=i)
+            for i in ("cpp", "reference")
+        ]  # type: ignore[arg-type]
         assert_near(*both_wide)
 
 
@@ -284,12 +327,16 @@ WRONG: dict[str, Callable[[], object]] = {
     "cross: product's memory": lambda: dense.cross(M, M, torch.ones(5, 3).t(), V, impl="cpp"),
     "cross: one vector": lambda: dense.cross(V, V, V, V, impl="cpp"),
     "cross: three dimensions": lambda: dense.cross(M[None], M[None], M[None], V, impl="cpp"),
-    "cross: float64": lambda: dense.cross(M.double(), M.double(), M.double(), V.double(), impl="cpp"),
+    "cross: float64": lambda: dense.cross(
+        M.double(), M.double(), M.double(), V.double(), impl="cpp"
+    ),
     "cross: bias's length": lambda: dense.cross(M, M, M, V[:4], impl="cpp"),
     "cross: bias's dtype": lambda: dense.cross(M, M, M, V.bfloat16(), impl="cpp"),
     "cross: bias's shape": lambda: dense.cross(M, M, M, V[None], impl="cpp"),
     "cross: bias's memory": lambda: dense.cross(M, M, M, V[:1].expand(5), impl="cpp"),
-    "cross_backward: grad_x0": lambda: dense.cross_backward(M, M, M, V, M[:1], first=True, last=True, impl="cpp"),
+    "cross_backward: grad_x0": lambda: dense.cross_backward(
+        M, M, M, V, M[:1], first=True, last=True, impl="cpp"
+    ),
     "cross_backward: its memory": lambda: dense.cross_backward(
         M, M, M, V, torch.ones(5, 3).t(), first=True, last=True, impl="cpp"
     ),
@@ -297,21 +344,33 @@ WRONG: dict[str, Callable[[], object]] = {
     "bias_relu_: memory": lambda: dense.bias_relu_(torch.ones(5, 3).t(), V, impl="cpp"),
     "relu_backward: dtypes": lambda: dense.relu_backward(M, M.bfloat16(), impl="cpp"),
     "weight_gradient: rows": lambda: ops.weight_gradient(M[:2].bfloat16(), M.bfloat16()),
-    "weight_gradient: memory": lambda: ops.weight_gradient(M.t().bfloat16(), torch.ones(5, 3).bfloat16()),
+    "weight_gradient: memory": lambda: ops.weight_gradient(
+        M.t().bfloat16(), torch.ones(5, 3).bfloat16()
+    ),
     "weight_gradient: dtype": lambda: ops.weight_gradient(M, M),
     "relu_backward: rows": lambda: dense.relu_backward(M[:2], M, impl="cpp"),
     "beside: rows": lambda: dense.beside(M, torch.ones(5, 2), M[:2], F32, impl="cpp"),
     "beside: columns": lambda: dense.beside(M, torch.ones(4, 2), M, F32, impl="cpp"),
     "beside: vectors": lambda: dense.beside(M, V, M, F32, impl="cpp"),
     "beside: dtype": lambda: dense.beside(M.double(), torch.ones(5, 2), M, F32, impl="cpp"),
-    "beside_backward: narrow": lambda: dense.beside_backward(torch.ones(3, 11), torch.ones(3, 16), M, 2, impl="cpp"),
-    "beside_backward: rows": lambda: dense.beside_backward(torch.ones(2, 11), torch.ones(2, 17), M, 2, impl="cpp"),
-    "beside_backward: too wide": lambda: dense.beside_backward(torch.ones(3, 11), torch.ones(3, 17), M, 3, impl="cpp"),
-    "beside_backward: below 0": lambda: dense.beside_backward(torch.ones(3, 11), torch.ones(3, 32), M, -1, impl="cpp"),
+    "beside_backward: narrow": lambda: dense.beside_backward(
+        torch.ones(3, 11), torch.ones(3, 16), M, 2, impl="cpp"
+    ),
+    "beside_backward: rows": lambda: dense.beside_backward(
+        torch.ones(2, 11), torch.ones(2, 17), M, 2, impl="cpp"
+    ),
+    "beside_backward: too wide": lambda: dense.beside_backward(
+        torch.ones(3, 11), torch.ones(3, 17), M, 3, impl="cpp"
+    ),
+    "beside_backward: below 0": lambda: dense.beside_backward(
+        torch.ones(3, 11), torch.ones(3, 32), M, -1, impl="cpp"
+    ),
     "beside_backward: overflow": lambda: dense.beside_backward(
         torch.ones(3, 8), torch.ones(3, 24), torch.ones(3, 4), 1 << 62, impl="cpp"
     ),
-    "beside_backward: a vector": lambda: dense.beside_backward(torch.ones(3, 11), torch.ones(3, 27), V, 2, impl="cpp"),
+    "beside_backward: a vector": lambda: dense.beside_backward(
+        torch.ones(3, 11), torch.ones(3, 27), V, 2, impl="cpp"
+    ),
     "beside_backward: a cube": lambda: dense.beside_backward(
         torch.ones(3, 11), torch.ones(3, 17), M[..., None], 2, impl="cpp"
     ),
@@ -330,7 +389,9 @@ def test_torchs_products_refuse_what_does_not_fit() -> None:
             dense.product(a, b, impl="cpp")
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(-1, 5), (-2048, -2048), ((1 << 42) + 1, 1 << 20), (1 << 40, 1 << 20)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(-1, 5), (-2048, -2048), ((1 << 42) + 1, 1 << 20), (1 << 40, 1 << 20)]
+)
 def test_impossible_sizes_are_an_error(rows: int, columns: int) -> None:
     with pytest.raises((RuntimeError, MemoryError)):
         ops.matrix(rows, columns, False)
@@ -376,11 +437,13 @@ SIGNATURES: dict[str, Callable[[], tuple[object, ...]]] = {
 def test_torch_compile_is_told_the_truth(name: str) -> None:
     dense.empty_like(M, impl="cpp")  # loads what it is told
     torch.library.opcheck(
-        getattr(ops, name).default, SIGNATURES[name](), test_utils=("test_schema", "test_faketensor")
-    )  # fmt: skip
+        getattr(ops, name).default,
+        SIGNATURES[name](),
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
-# -- memory ---------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def test_what_lives_is_not_overwritten() -> None:
@@ -430,7 +493,10 @@ def alone(code: str) -> str:
     start = "import torch\nfrom sparrow.kernels import dense, missing\nassert not missing()\n"
     start += "def mib():\n    return int(open('/proc/self/statm').read().split()[1]) * 4096 >> 20\n"
     done = subprocess.run(
-        [sys.executable, "-c", start + textwrap.dedent(code)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", start + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr
@@ -495,7 +561,7 @@ def test_tensors_alive_at_the_end_do_no_harm() -> None:
         c = Cycle(); c.c, c.t = c, torch.ops.sparrow.matrix(1024, 1024, False)
         atexit.register(lambda t=torch.ops.sparrow.matrix(1024, 1024, False): print(float(t.fill_(2).sum())))
         x = torch.randn(1024, 1024, requires_grad=True)
-        from sparrow.layers import MLP
+        from sparrow.layers.mlp import MLP
         graph = MLP(1024, (1024,))(x)
     """
     assert alone(code).strip() == str(2.0 * 1024 * 1024)

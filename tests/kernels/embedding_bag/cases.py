@@ -14,7 +14,17 @@ from torch import Tensor
 
 from sparrow.core.config import Family
 from sparrow.kernels import Impl, embedding_bag, missing, missing_triton
-from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Pooling, Rows, Table, Tables, fp32_table, reference
+from sparrow.kernels.embedding_bag import (
+    Bags,
+    Lookup,
+    Lookups,
+    Pooling,
+    Rows,
+    Table,
+    Tables,
+    fp32_table,
+    reference,
+)
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import Regularization, RowRule, init_state
 
@@ -25,7 +35,9 @@ IMPLS = ["reference", pytest.param("cpp", marks=built), pytest.param("triton", m
 no_gpu = "" if torch.cuda.is_available() else "there is no GPU here"
 TRITON = [  # where the Triton kernels run: in the interpreter, and for `pytest -m gpu` on a GPU
     pytest.param("cpu", marks=interpreted, id="interpreted"),
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(bool(no_gpu), reason=no_gpu)], id="gpu"),
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(bool(no_gpu), reason=no_gpu)], id="gpu"
+    ),
 ]
 TRITON_BLOCK = 128  # gradients that these kernels sum at a time
 EXTRAS = {
@@ -43,10 +55,37 @@ RULES: dict[str, RowRule] = {
     for name in FAMILY.names()
     for extra, numbers in EXTRAS.items()
 }
-DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 48, 50, 63, 64, 65, 80, 100, 128, 129, 200, 256, 257)
+DIMS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    9,
+    15,
+    16,
+    17,
+    33,
+    48,
+    50,
+    63,
+    64,
+    65,
+    80,
+    100,
+    128,
+    129,
+    200,
+    256,
+    257,
+)
 
 
-def look(pooling: Pooling = "sum", *, table: int = 0, key: int = 0, inverse: int = -1, output: int = 0) -> Lookup:
+def look(
+    pooling: Pooling = "sum", *, table: int = 0, key: int = 0, inverse: int = -1, output: int = 0
+) -> Lookup:
     """A feature; its column is filled in by `build`."""
     return Lookup(table=table, pooling=pooling, key=key, inverse=inverse, output=output)
 
@@ -86,7 +125,9 @@ SHAPES = {
     "many duplicates": Shape(keys=([5] * 40,), rows=(3,)),
     "long bag": Shape(keys=([2, 5000, 0],), rows=(700,)),
     "shared table": Shape(keys=(ODD, [3, 0, 1], [1, 2]), lookups=SHARED, rows=(13,)),
-    "shared inverse index": Shape(keys=([1, 0, 2], [4, 1, 1]), lookups=INVERSE, rows=(9, 5), inverses=((8, 3), (5, 3))),
+    "shared inverse index": Shape(
+        keys=([1, 0, 2], [4, 1, 1]), lookups=INVERSE, rows=(9, 5), inverses=((8, 3), (5, 3))
+    ),
     "several tables": Shape(
         keys=([1] * 9, [i % 3 for i in range(9)], [4] * 9),
         lookups=tuple(look("mean" if k else "sum", table=2 - k, key=k) for k in range(3)),
@@ -117,7 +158,10 @@ BIG = {
         weighted=True,
     ),
     "shared inverse index": Shape(
-        keys=([5] * 400, [7] * 400), rows=(500, 30), inverses=((3000, 400), (777, 400)), lookups=INVERSE
+        keys=([5] * 400, [7] * 400),
+        rows=(500, 30),
+        inverses=((3000, 400), (777, 400)),
+        lookups=INVERSE,
     ),
     "shared table": Shape(keys=([11] * 900, [4] * 700, [2] * 500), lookups=SHARED, rows=(2000,)),
 }
@@ -135,7 +179,10 @@ class Call:
     def copied(self) -> Call:
         """With tables of its own, which an update may change."""
         levels = [tuple(_cloned(x) for x in t.levels) for t in self.tables]
-        return replace(self, tables=Tables(replace(t, levels=x) for t, x in zip(self.tables, levels, strict=True)))
+        return replace(
+            self,
+            tables=Tables(replace(t, levels=x) for t, x in zip(self.tables, levels, strict=True)),
+        )
 
     def to(self, device: str) -> Call:
         """With all tensors on a device; itself if they are there."""
@@ -155,17 +202,32 @@ class Call:
     def content(self) -> dict[str, Tensor]:
         """What is in the tables."""
         found = {}
-        for (t, table), name in itertools.product(enumerate(self.tables), ("weight", "touched", "state")):
+        for (t, table), name in itertools.product(
+            enumerate(self.tables), ("weight", "touched", "state")
+        ):
             for i, level in enumerate(table.levels):
-                fields = {"weight": level.payload, "touched": {"": level.touched_R}, "state": level.state}[name]
-                found |= {f"{name} {field} of table {t}, level {i}": tensor for field, tensor in fields.items()}
+                fields = {
+                    "weight": level.payload,
+                    "touched": {"": level.touched_R},
+                    "state": level.state,
+                }[name]
+                found |= {
+                    f"{name} {field} of table {t}, level {i}": tensor
+                    for field, tensor in fields.items()
+                }
         return found
 
 
 def _cloned(rows: Rows, device: str | None = None) -> Rows:
-    payload, state = ({k: t.clone().to(device or t.device) for k, t in of.items()} for of in (rows.payload, rows.state))
+    payload, state = (
+        {k: t.clone().to(device or t.device) for k, t in of.items()}
+        for of in (rows.payload, rows.state)
+    )
     asked = {n: of for n in ("changed_R", "rows_R") if (of := getattr(rows, n)) is not None}
-    given = {n: of.clone().to(device or of.device) for n, of in {**asked, "touched_R": rows.touched_R}.items()}
+    given = {
+        n: of.clone().to(device or of.device)
+        for n, of in {**asked, "touched_R": rows.touched_R}.items()
+    }
     return Rows(format=rows.format, payload=payload, state=state, **given)
 
 
@@ -181,7 +243,9 @@ def build(
     format: RowFormat = FP32,
     state: torch.dtype = torch.float32,
 ) -> Call:
-    """Numbers for a shape; apart: "columns" or "rows" for arguments that do not lie together in memory."""
+    """Numbers for a shape; apart: "columns" or "rows" for arguments that do not lie together in
+    memory.
+    """
     g = torch.Generator().manual_seed(seed)
     made = [_table(rows, dim, rule, levels, g) for rows, dim in zip(shape.rows, dims, strict=False)]
     tables = Tables(_stored(table, number, format, state) for number, table in enumerate(made))
@@ -191,7 +255,9 @@ def build(
     lookups = []
     for k in range(len(shape.keys)):
         rows = min((shape.rows[f.table] for f in shape.lookups if f.key == k), default=1)
-        slots_N[bounds[k] : bounds[k + 1]] = torch.randint(0, rows, (bounds[k + 1] - bounds[k],), generator=g)
+        slots_N[bounds[k] : bounds[k + 1]] = torch.randint(
+            0, rows, (bounds[k + 1] - bounds[k],), generator=g
+        )
     for f in shape.lookups:
         lookups.append(replace(f, column=columns.get(f.output, 0)))
         columns[f.output] = columns.get(f.output, 0) + dims[f.table]
@@ -202,7 +268,9 @@ def build(
         bounds=bounds,
         lookups=Lookups(lookups),
         weights_N=torch.randn(bounds[-1], generator=g) if shape.weighted else None,
-        inverses=[torch.randint(0, bags, (samples,), generator=g) for samples, bags in shape.inverses],
+        inverses=[
+            torch.randint(0, bags, (samples,), generator=g) for samples, bags in shape.inverses
+        ],
     )
     grads = [torch.randn(size, generator=g) for size in bags.outputs(dims)]
     if apart:
@@ -214,7 +282,10 @@ def build(
             inverses=[spread(inverse) for inverse in bags.inverses],
         )
         wider = [torch.cat([grad[:, :1], grad, grad[:, :1]], dim=1) for grad in grads]
-        grads = [wide[:, 1:-1] if apart == "columns" else wide.t().contiguous().t()[:, 1:-1] for wide in wider]
+        grads = [
+            wide[:, 1:-1] if apart == "columns" else wide.t().contiguous().t()[:, 1:-1]
+            for wide in wider
+        ]
     return Call(tables, bags, grads, torch.rand(len(tables), generator=g) * 0.1 + 0.01)
 
 
@@ -228,13 +299,19 @@ def _table(rows: int, dim: int, rule: RowRule, levels: int, g: torch.Generator) 
         for name in state:
             state[name][::every] = after[name]
     cuts = [rows * (i + 1) // (levels + 2) for i in range(levels - 1)]
-    parts = [[part.clone() for part in tensor.tensor_split(cuts)] for tensor in (weight_RD, *state.values())]
+    parts = [
+        [part.clone() for part in tensor.tensor_split(cuts)]
+        for tensor in (weight_RD, *state.values())
+    ]
     made = []
     for w, *s in zip(*parts, strict=True):
         touched_R = torch.zeros(len(w), dtype=torch.uint8)
         made.append(
             Rows(
-                format=fp32.Config(), payload={"weight": w}, touched_R=touched_R, state=dict(zip(state, s, strict=True))
+                format=fp32.Config(),
+                payload={"weight": w},
+                touched_R=touched_R,
+                state=dict(zip(state, s, strict=True)),
             )
         )
     return fp32_table(made, rule)
@@ -245,10 +322,17 @@ def _stored(table: Table, number: int, format: RowFormat, state: torch.dtype) ->
     levels = []
     for level in table.levels:
         noise_RD = torch.zeros(level.count, table.dim, dtype=torch.int64) + 2**31
-        payload = format.encode(level.payload["weight"], noise_RD if format.rounding == "stochastic" else None)
+        payload = format.encode(
+            level.payload["weight"], noise_RD if format.rounding == "stochastic" else None
+        )
         narrow = {name: tensor.to(state) for name, tensor in level.state.items()}
         levels.append(replace(level, format=format, payload=payload, state=narrow))
-    return replace(table, levels=tuple(levels), key=0xFEDCBA9876543210 + number, place=(1000 * number, 7 * number))
+    return replace(
+        table,
+        levels=tuple(levels),
+        key=0xFEDCBA9876543210 + number,
+        place=(1000 * number, 7 * number),
+    )
 
 
 def spread(tensor: Tensor) -> Tensor:
@@ -257,7 +341,10 @@ def spread(tensor: Tensor) -> Tensor:
 
 def looked_up(call: Call, impl: Impl, *, block: int | None = None) -> dict[str, Tensor]:
     """What an implementation must return to the bit. block: of the reference's sums."""
-    found = {f"output {i}": out for i, out in enumerate(embedding_bag.lookup(call.tables, call.bags, impl=impl))}
+    found = {
+        f"output {i}": out
+        for i, out in enumerate(embedding_bag.lookup(call.tables, call.bags, impl=impl))
+    }
     if block is None:
         gradients = embedding_bag.row_gradients(call.tables, call.grads, call.bags, impl=impl)
     else:
@@ -270,7 +357,9 @@ def looked_up(call: Call, impl: Impl, *, block: int | None = None) -> dict[str, 
 def updated(
     call: Call, impl: Impl, *, fused: bool = True, n: int | Tensor = 0, block: int | None = None
 ) -> dict[str, Tensor]:
-    """What is in the tables after an update of a copy; also the gradients of the weights. block: of its sums."""
+    """What is in the tables after an update of a copy; also the gradients of the weights. block: of
+    its sums.
+    """
     call = call.copied()
     if block is not None:
         grad_N = reference.weight_gradients(call.tables, call.grads, call.bags, block)
@@ -287,10 +376,16 @@ def updated(
 
 
 def cell(shape: str, dim: int, rule: str) -> tuple[Call, str, int]:
-    """One cell of the matrix, its name and its number; what is not named in it varies with its number."""
+    """One cell of the matrix, its name and its number; what is not named in it varies with its
+    number.
+    """
     n = random.Random(f"{shape} {dim} {rule}").randrange(36)
     dims = [DIMS[(DIMS.index(dim) + 5 * t) % len(DIMS)] for t in range(len(SHAPES[shape].rows))]
-    levels, dtype, apart = 1 + n % 3, (torch.int64, torch.int32)[n // 3 % 2], ("", "columns", "rows")[n // 6 % 3]
+    levels, dtype, apart = (
+        1 + n % 3,
+        (torch.int64, torch.int32)[n // 3 % 2],
+        ("", "columns", "rows")[n // 6 % 3],
+    )
     call = build(SHAPES[shape], dims, RULES[rule], seed=n, levels=levels, dtype=dtype, apart=apart)
     return call, f"{shape}, dim {dim}, {rule}, {levels} levels, {dtype}, {apart}", n
 
@@ -307,7 +402,11 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], what: st
     for name in expected:
         atol = 1e-4 if name == "gradients of weights_N" else 2e-6
         torch.testing.assert_close(
-            found[name], expected[name], rtol=2e-5, atol=atol, msg=lambda m, name=name: f"{what}: {name}: {m}"
+            found[name],
+            expected[name],
+            rtol=2e-5,
+            atol=atol,
+            msg=lambda m, name=name: f"{what}: {name}: {m}",
         )
 
 
@@ -323,7 +422,9 @@ def refusals(call: Call, impl: Impl) -> Iterator[Callable[[], object]]:
     yield lambda: embedding_bag.lookup(call.tables, call.bags, impl=impl)
     yield lambda: embedding_bag.row_gradients(call.tables, call.grads, call.bags, impl=impl)
     yield lambda: embedding_bag.weight_gradients(call.tables, call.grads, call.bags, impl=impl)
-    yield lambda: embedding_bag.fused_update(call.tables, call.grads, call.bags, call.lr_T, impl=impl)
+    yield lambda: embedding_bag.fused_update(
+        call.tables, call.grads, call.bags, call.lr_T, impl=impl
+    )
 
 
 def assert_refused(call: Call, impl: Impl, match: str, **changes: Any) -> None:
@@ -336,7 +437,14 @@ def assert_refused(call: Call, impl: Impl, match: str, **changes: Any) -> None:
     assert_same(call.content(), before, "a refused call")
 
 
-OPS = ["lookup", "row_gradients", "weight_gradients", "update_rows", "fused_update", "count_outside"]
+OPS = [
+    "lookup",
+    "row_gradients",
+    "weight_gradients",
+    "update_rows",
+    "fused_update",
+    "count_outside",
+]
 
 
 def raw(call: Call) -> dict[str, tuple[Any, ...]]:
@@ -359,5 +467,9 @@ def raw(call: Call) -> dict[str, tuple[Any, ...]]:
         "weight_gradients": (call.grads, *payload, *bags[:2], bags[3], *numbers),
         "update_rows": (*rows, [u for u, _ in found], [grad_UD for _, grad_UD in found], *rules),
         "fused_update": (*rows, call.grads, *bags, *numbers, products, *rules),
-        "count_outside": (call.bags.slots_N, call.bags.bounds, [tables[0].rows] * len(call.bags.bags)),
+        "count_outside": (
+            call.bags.slots_N,
+            call.bags.bounds,
+            [tables[0].rows] * len(call.bags.bags),
+        ),
     }

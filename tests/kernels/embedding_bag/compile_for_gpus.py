@@ -1,4 +1,5 @@
-"""Compiles the kernels of every operator for a GPU that need not be here, as Triton does at their first call.
+"""Compiles the kernels of every operator for a GPU that need not be here, as Triton does at their
+first call.
 
 python -m tests.kernels.embedding_bag.compile_for_gpus 90     # a compute capability; TRITON_INTERPRET must not be 1
 """
@@ -39,8 +40,12 @@ made: set[Any] = set()
 KERNELS = 9  # that the operators need for one table
 
 
-def compile_only(program: Any, grid: Sequence[int], device: Any, *arguments: Any, **constants: Any) -> None:
-    """Takes the place of `launch`. A product and a sum that are rounded as one would not be the reference's."""
+def compile_only(
+    program: Any, grid: Sequence[int], device: Any, *arguments: Any, **constants: Any
+) -> None:
+    """Takes the place of `launch`. A product and a sum that are rounded as one would not be the
+    reference's.
+    """
     if 0 in grid:
         return
     found = program.warmup(*arguments, grid=tuple(grid), **constants, **launch.OPTIONS)
@@ -71,7 +76,16 @@ def main() -> None:
     for i, format in enumerate(FORMATS.values()):
         rule = [name for name in RULES if name.endswith("all")][i % 5]
         state = (torch.bfloat16, torch.float32)[i % 2]
-        run(build(SHAPES["weighted mean"], [(5, 64)[i % 2]], RULES[rule], format=format, levels=2, state=state))
+        run(
+            build(
+                SHAPES["weighted mean"],
+                [(5, 64)[i % 2]],
+                RULES[rule],
+                format=format,
+                levels=2,
+                state=state,
+            )
+        )
     print(f"{len(made)} kernels")
 
 

@@ -42,7 +42,9 @@ def test_slot_outside_the_table(impl: Impl, dtype: torch.dtype, bad: int) -> Non
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-def test_the_first_slot_outside_is_named_on_any_number_of_threads(impl: Impl, threads: Callable[[int], None]) -> None:
+def test_the_first_slot_outside_is_named_on_any_number_of_threads(
+    impl: Impl, threads: Callable[[int], None]
+) -> None:
     call = build(BIG["spread"], [16], RULES["sgd, plain"])
     call.bags.slots_N[[3000, 15_000, 22_999]] = torch.tensor([-3, -4, -5])
     for count in (1, 2, 3):
@@ -52,13 +54,22 @@ def test_the_first_slot_outside_is_named_on_any_number_of_threads(impl: Impl, th
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_the_first_feature_with_a_slot_outside_is_named(impl: Impl) -> None:
-    shape = Shape(keys=([1], [1]), rows=(10, 5), lookups=(look(key=1), look(key=0), look(table=1, key=0)))
+    shape = Shape(
+        keys=([1], [1]), rows=(10, 5), lookups=(look(key=1), look(key=0), look(table=1, key=0))
+    )
     call = build(shape, [3, 3], RULES["sgd, plain"])
     slots_N = call.bags.slots_N
-    assert_refused(call, impl, r"^slot 7 at position 0 of feature 2 is outside \[0, 5\) of table 1$",
-                   slots_N=torch.tensor([7, 1]), weights_N=None)  # fmt: skip
+    assert_refused(
+        call,
+        impl,
+        r"^slot 7 at position 0 of feature 2 is outside \[0, 5\) of table 1$",
+        slots_N=torch.tensor([7, 1]),
+        weights_N=None,
+    )
     slots_N[:] = torch.tensor([-1, -2])
-    assert_refused(call, impl, r"^slot -2 at position 0 of feature 0 is outside \[0, 10\) of table 0$")
+    assert_refused(
+        call, impl, r"^slot -2 at position 0 of feature 0 is outside \[0, 10\) of table 0$"
+    )
 
 
 OFFSETS = {
@@ -106,7 +117,9 @@ def test_slots_of_a_key_without_bags(impl: Impl) -> None:
         call = two_tables()
         grads = [torch.ones(change["bags"][0], 3), torch.ones(change["bags"][1], 4)]
         lookups = Lookups([call.bags.lookups[0], replace(call.bags.lookups[1], output=1, column=0)])
-        assert_refused(replace(call, grads=grads), impl, "offsets_B1 must go from 0", lookups=lookups, **change)
+        assert_refused(
+            replace(call, grads=grads), impl, "offsets_B1 must go from 0", lookups=lookups, **change
+        )
 
 
 @built
@@ -114,32 +127,64 @@ def test_bags_whose_sum_overflows() -> None:
     bags = [2**62, 2**62, 2**62, 2**62 - 10**9, 10**9 + 1]
     lookups = Lookups([look(key=4, inverse=0)])
     call = two_tables()
-    assert_refused(replace(call, grads=[torch.ones(1, 3)]), "cpp", "bags", bags=bags, bounds=[0, 0, 0, 0, 0, 1],
-                   slots_N=torch.zeros(1, dtype=torch.int64), offsets_B1=torch.tensor([0, 1]), weights_N=None,
-                   lookups=lookups, inverses=[torch.zeros(1, dtype=torch.int64)])  # fmt: skip
+    assert_refused(
+        replace(call, grads=[torch.ones(1, 3)]),
+        "cpp",
+        "bags",
+        bags=bags,
+        bounds=[0, 0, 0, 0, 0, 1],
+        slots_N=torch.zeros(1, dtype=torch.int64),
+        offsets_B1=torch.tensor([0, 1]),
+        weights_N=None,
+        lookups=lookups,
+        inverses=[torch.zeros(1, dtype=torch.int64)],
+    )
 
 
 @built
-@pytest.mark.parametrize("change", [{"table": 2}, {"table": -1}, {"key": 2}, {"key": -1}, {"inverse": 0}])
+@pytest.mark.parametrize(
+    "change", [{"table": 2}, {"table": -1}, {"key": 2}, {"key": -1}, {"inverse": 0}]
+)
 def test_features_of_what_is_not_there(change: dict[str, int]) -> None:
     call = two_tables()
     lookups = Lookups([call.bags.lookups[0], replace(call.bags.lookups[1], **change)])  # type: ignore[arg-type]
-    assert_refused(call, "cpp", "feature 1 names a table, key, inverse or output that is not there", lookups=lookups)
+    assert_refused(
+        call,
+        "cpp",
+        "feature 1 names a table, key, inverse or output that is not there",
+        lookups=lookups,
+    )
 
 
 def mutants(value: Any) -> Iterator[Any]:
     """Values near an argument that mostly do not fit the others."""
     if isinstance(value, Tensor):
-        yield from (value[:0], value[:-1], torch.cat([value, value]), value[None], value.double(), value.bool())
-        yield from (value.new_full((), 1), value.flatten(), torch.stack([value, value], dim=-1)[..., 0])
+        yield from (
+            value[:0],
+            value[:-1],
+            torch.cat([value, value]),
+            value[None],
+            value.double(),
+            value.bool(),
+        )
+        yield from (
+            value.new_full((), 1),
+            value.flatten(),
+            torch.stack([value, value], dim=-1)[..., 0],
+        )
         if value.numel() and not value.is_floating_point():
-            yield from (value + bad for bad in (-1, 1, 2**31 - 1, 2**40 if value.dtype == torch.int64 else 7))
+            yield from (
+                value + bad
+                for bad in (-1, 1, 2**31 - 1, 2**40 if value.dtype == torch.int64 else 7)
+            )
             yield value.flip(0)
     elif isinstance(value, list):
         yield from ([], value[:-1], value + value[-1:], value[::-1])
         for i, each in enumerate(value):
             bad: Iterator[Any] = (
-                iter((-each, each - 1, each + 1, -(2**31), 2**62)) if isinstance(each, int) else mutants(each)
+                iter((-each, each - 1, each + 1, -(2**31), 2**62))
+                if isinstance(each, int)
+                else mutants(each)
             )
             yield from ([*value[:i], x, *value[i + 1 :]] for x in bad)
     elif isinstance(value, str):
@@ -159,17 +204,25 @@ def test_arguments_that_do_not_fit_never_crash(op: str, threads: Callable[[int],
 
     fp32_rows = {"format": fp32.Config()}
     narrow_rows = {"format": int4.Config(), "state": torch.bfloat16}
-    for shape, rows in (("everything", fp32_rows), ("several tables", fp32_rows), ("several tables", narrow_rows)):
+    for shape, rows in (
+        ("everything", fp32_rows),
+        ("several tables", fp32_rows),
+        ("several tables", narrow_rows),
+    ):
         template = build(SHAPES[shape], [3, 16, 5], RULES["adam, all"], levels=2, **rows)  # type: ignore[arg-type]
         for place, value in enumerate(raw(template)[op]):
             for bad in mutants(value):
                 args, fences = list(raw(template)[op]), []
-                for i in (0, 4, 5) if op in ("update_rows", "fused_update") else ():  # payload, state, touched
+                # payload, state, touched
+                for i in (0, 4, 5) if op in ("update_rows", "fused_update") else ():
                     args[i] = [fenced(tensor) for tensor in args[i]]
                 args[place] = bad
                 try:
                     operator(*args)
                 except (ValueError, RuntimeError):
                     refused += 1
-                assert all((wide[:9] == 7).all() and (wide[-9:] == 7).all() for wide in fences), (place, bad)
+                assert all((wide[:9] == 7).all() and (wide[-9:] == 7).all() for wide in fences), (
+                    place,
+                    bad,
+                )
     assert refused > 20

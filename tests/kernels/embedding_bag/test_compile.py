@@ -16,7 +16,9 @@ def test_torchs_own_checks(op: str) -> None:
         call = build(SHAPES[shape], [3, 16, 5], RULES["adam, all"], levels=2, dtype=torch.int32)
         args = raw(call)[op]
         torch.library.opcheck(
-            getattr(torch.ops.sparrow, op).default, args, test_utils=("test_schema", "test_faketensor")
+            getattr(torch.ops.sparrow, op).default,
+            args,
+            test_utils=("test_schema", "test_faketensor"),
         )
 
 
@@ -25,7 +27,11 @@ def test_compiles_without_a_graph_break() -> None:
     call = build(SHAPES["everything"], [3, 16, 5], RULES["sgd, plain"])
     args = raw(call)["lookup"]
     doubled = torch.compile(
-        lambda *tensors: [out * 2 for out in torch.ops.sparrow.lookup(*tensors)], fullgraph=True, backend="aot_eager"
+        lambda *tensors: [out * 2 for out in torch.ops.sparrow.lookup(*tensors)],
+        fullgraph=True,
+        backend="aot_eager",
     )
-    for out, expected in zip(doubled(*args), embedding_bag.lookup(call.tables, call.bags), strict=True):
+    for out, expected in zip(
+        doubled(*args), embedding_bag.lookup(call.tables, call.bags), strict=True
+    ):
         assert torch.equal(out, expected * 2)

@@ -26,4 +26,6 @@ def test_count_outside_on_any_number_of_threads(threads: Callable[[int], None]) 
     expected_K = embedding_bag.count_outside(slots_N, bounds, [900, 3, 500, 900], impl="reference")
     for count in (1, 2, 3):
         threads(count)
-        assert torch.equal(embedding_bag.count_outside(slots_N, bounds, [900, 3, 500, 900], impl="cpp"), expected_K)
+        assert torch.equal(
+            embedding_bag.count_outside(slots_N, bounds, [900, 3, 500, 900], impl="cpp"), expected_K
+        )

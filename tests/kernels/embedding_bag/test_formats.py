@@ -12,7 +12,7 @@ from torch import Tensor
 from sparrow.core.config import Family
 from sparrow.kernels import embedding_bag
 from sparrow.kernels.embedding_bag import Rows, Tables, bags_of
-from sparrow.kernels.formats import RowFormat, fp32
+from sparrow.kernels.formats import RowFormat, fp32, int4, int8
 from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 from tests.kernels.embedding_bag.cases import (
     DIMS,
@@ -27,6 +27,7 @@ from tests.kernels.embedding_bag.cases import (
     looked_up,
     updated,
 )
+from tests.kernels.formats.test_mx import left
 
 FAMILY = Family("sparrow.kernels.formats")
 
@@ -42,7 +43,8 @@ def every_format() -> dict[str, RowFormat]:
 
 
 FORMATS = every_format()
-STEPS = {"fp16": 2**-9, "bf16": 2**-6, "split_bf16": 2**-6, "int8": 0.05, "int4": 0.8}  # of rows of normal numbers
+# of rows of normal numbers
+STEPS = {"fp16": 2**-9, "bf16": 2**-6, "split_bf16": 2**-6, "int8": 0.05, "int4": 0.8}
 STEPS |= {"mxint8": 0.07, "mxfp8": 0.5, "mxfp6": 0.5, "mxfp4": 2.0}
 FAST = [  # test_triton.py has the quick tests of the latter
     pytest.param("cpp", marks=built),
@@ -56,14 +58,23 @@ each_format = pytest.mark.parametrize("format", FORMATS.values(), ids=list(FORMA
 @each_format
 @pytest.mark.parametrize(
     "dim",
-    [dim if dim in (1, 2, 5, 8, 17, 33, 64, 129, 256) else pytest.param(dim, marks=pytest.mark.slow) for dim in DIMS],
+    [
+        (
+            dim
+            if dim in (1, 2, 5, 8, 17, 33, 64, 129, 256)
+            else pytest.param(dim, marks=pytest.mark.slow)
+        )
+        for dim in DIMS
+    ],
 )
 def test_every_dim(dim: int, format: RowFormat, impl: Any) -> None:
     call = build(SHAPES["everything"], [dim] * 3, sgd.Config(lr=0.1), format=format, levels=2)
     assert_same(looked_up(call, impl), looked_up(call, "reference"), f"dim {dim}")
     for fused in (True, False):
         found, expected = updated(call, impl, fused=fused), updated(call, "reference", fused=fused)
-        torch.testing.assert_close(found.pop("gradients of weights_N"), expected.pop("gradients of weights_N"))
+        torch.testing.assert_close(
+            found.pop("gradients of weights_N"), expected.pop("gradients of weights_N")
+        )
         assert_same(found, expected, f"dim {dim}")
 
 
@@ -80,31 +91,48 @@ def test_state_of_no_row(impl: Any) -> None:
     """As of a table that a batch does not use."""
     call = build(SHAPES["empty batch"], [6], adam.Config(), state=torch.bfloat16)
     before = call.copied().content()
-    assert_same({k: v for k, v in updated(call, impl).items() if k in before}, before, "nothing was looked up")
+    assert_same(
+        {k: v for k, v in updated(call, impl).items() if k in before},
+        before,
+        "nothing was looked up",
+    )
 
 
 @each_fast
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "rule", [rule if rule.endswith(("plain", "all")) else pytest.param(rule, marks=pytest.mark.slow) for rule in RULES]
+    "rule",
+    [
+        rule if rule.endswith(("plain", "all")) else pytest.param(rule, marks=pytest.mark.slow)
+        for rule in RULES
+    ],
 )
 @each_format
 def test_every_rule(format: RowFormat, rule: str, state: torch.dtype, impl: Any) -> None:
-    """The kernels differ in the last bit before they round, so that a number in some thousands is rounded otherwise."""
-    call = build(Shape(keys=([2] * 300,), rows=(200,)), [24], RULES[rule], format=format, state=state)
+    """The kernels differ in the last bit before they round, so that a number in some thousands is
+    rounded otherwise.
+    """
+    call = build(
+        Shape(keys=([2] * 300,), rows=(200,)), [24], RULES[rule], format=format, state=state
+    )
     found, expected = (updated(call, which) for which in (impl, "reference"))
     step = STEPS.get(format.cpp() or "", 1e-5)
     for t, table in enumerate(call.tables):
         for values in (found, expected):
             for field in table.levels[0].payload:
-                table.levels[0].payload[field].copy_(values[f"weight {field} of table {t}, level 0"])
+                table.levels[0].payload[field].copy_(
+                    values[f"weight {field} of table {t}, level 0"]
+                )
             values["decoded"] = format.exact(table.levels[0].payload, table.dim)
     apart = (found["decoded"] - expected["decoded"]).abs()
     assert apart.max() <= step and (apart > 1e-4).double().mean() < 0.02
     for name in expected:
         if name.startswith("state"):
             torch.testing.assert_close(
-                found[name], expected[name], rtol=2**-7 if state == torch.bfloat16 else 2e-5, atol=1e-6
+                found[name],
+                expected[name],
+                rtol=2**-7 if state == torch.bfloat16 else 2e-5,
+                atol=1e-6,
             )
         if name.startswith("touched"):
             assert torch.equal(found[name], expected[name])
@@ -148,9 +176,27 @@ def test_a_row_that_does_not_learn_keeps_its_bytes(impl: Any, format: RowFormat)
     for name in after:
         if name.startswith("weight"):
             assert torch.equal(after[name][1:3], before[name][1:3])
-            assert not torch.equal(after[name][0], before[name][0]) or "weight" not in name.split()[1]
+            assert (
+                not torch.equal(after[name][0], before[name][0]) or "weight" not in name.split()[1]
+            )
         if name.startswith("touched"):
             assert after[name].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of numpy, with which Triton is interpreted
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("format", [int8.Config(), int8.Config(rounding="nearest"), int4.Config()])
+def test_a_row_with_a_nan_reads_as_nan(impl: Any, format: RowFormat) -> None:
+    """Wherever it is in the row, where no comparison is true of it. Rows beside it have the
+    reference's bytes.
+    """
+    for dim in (1, 5, 16, 20, 33):
+        values_RD = torch.randn(2 * dim, dim, generator=torch.Generator().manual_seed(dim))
+        values_RD[torch.arange(dim), torch.arange(dim)] = torch.nan
+        bytes_RB, expected = left(format, values_RD, impl), left(format, values_RD, "reference")
+        read_RD = format.decode({"weight": bytes_RB}, dim)
+        assert read_RD[:dim].isnan().all() and read_RD[dim:].isfinite().all(), dim
+        assert torch.equal(bytes_RB[dim:], expected[dim:])
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -160,7 +206,10 @@ def test_split_bf16_trains_as_fp32(impl: Any) -> None:
     split = replace(
         whole,
         tables=build(
-            SHAPES["several tables"], [16, 5, 40], rowwise_adagrad.Config(lr=0.1), format=FORMATS["split_bf16"]
+            SHAPES["several tables"],
+            [16, 5, 40],
+            rowwise_adagrad.Config(lr=0.1),
+            format=FORMATS["split_bf16"],
         ).tables,
     )
     for n in range(3):
@@ -208,20 +257,33 @@ def test_columns_have_numbers_of_their_own(impl: Any) -> None:
         format = FORMATS[name]
         call = build(Shape(keys=([1] * 40,), rows=(40,)), [72], sgd.Config(lr=0.1), format=format)
         whole, level = call.tables[0], call.copied().tables[0].levels[0]
-        grad_UD, field = torch.randn(40, 72, generator=torch.Generator().manual_seed(1)), format.fields(72)["weight"]
+        grad_UD, field = (
+            torch.randn(40, 72, generator=torch.Generator().manual_seed(1)),
+            format.fields(72)["weight"],
+        )
         cut = slice(32, 72)
-        part = replace(level, payload={"weight": field.part(level.payload["weight"], cut, 72).contiguous()})
+        part = replace(
+            level, payload={"weight": field.part(level.payload["weight"], cut, 72).contiguous()}
+        )
         table = replace(whole, levels=(part,), dim=40, place=(whole.place[0], whole.place[1] + 32))
-        embedding_bag.update_rows(Tables([table]), [(torch.arange(40), grad_UD[:, cut])], call.lr_T, 5, impl=impl)
-        embedding_bag.update_rows(call.tables, [(torch.arange(40), grad_UD)], call.lr_T, 5, impl=impl)
-        assert torch.equal(part.payload["weight"], field.part(whole.levels[0].payload["weight"], cut, 72))
+        embedding_bag.update_rows(
+            Tables([table]), [(torch.arange(40), grad_UD[:, cut])], call.lr_T, 5, impl=impl
+        )
+        embedding_bag.update_rows(
+            call.tables, [(torch.arange(40), grad_UD)], call.lr_T, 5, impl=impl
+        )
+        assert torch.equal(
+            part.payload["weight"], field.part(whole.levels[0].payload["weight"], cut, 72)
+        )
 
 
 @built
 def test_wrong_rows_are_refused() -> None:
     call = build(SHAPES["sum"], [16], sgd.Config(), format=FORMATS["int8"])
     table = call.tables[0]
-    level = replace(table.levels[0], payload={"weight": table.levels[0].payload["weight"][:, :20].contiguous()})
+    level = replace(
+        table.levels[0], payload={"weight": table.levels[0].payload["weight"][:, :20].contiguous()}
+    )
     with pytest.raises(ValueError, match="rows of 20 entries, expected 24 for 16 columns"):
         embedding_bag.lookup(Tables([replace(table, levels=(level,))]), call.bags, impl="cpp")
     level = replace(table.levels[0], format=fp32.Config())
@@ -234,7 +296,9 @@ def test_wrong_rows_are_refused() -> None:
 @pytest.mark.parametrize("dim", [1, 5, 16, 31, 64])
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 def test_rows_that_enter_and_leave_frames(state: torch.dtype, dim: int, format: RowFormat) -> None:
-    """A row that leaves is rounded with the number of its own last update; a clean one is not written."""
+    """A row that leaves is rounded with the number of its own last update; a clean one is not
+    written.
+    """
     for rule in (rowwise_adagrad.Config(), adam.Config()):
         call = build(Shape(keys=([1] * 40,), rows=(200,)), [dim], rule, format=format, state=state)
         (table,) = call.tables
@@ -242,13 +306,21 @@ def test_rows_that_enter_and_leave_frames(state: torch.dtype, dim: int, format: 
         frames = Rows(
             format=fp32.Config(),
             payload={"weight": torch.randn(64, dim, generator=random)},
-            state={n: torch.rand(64, *t.shape[1:], generator=random) for n, t in table.levels[0].state.items()},
+            state={
+                n: torch.rand(64, *t.shape[1:], generator=random)
+                for n, t in table.levels[0].state.items()
+            },
             touched_R=torch.randint(0, 2, (64,), dtype=torch.uint8, generator=random),
             changed_R=torch.randint(0, 4, (64,), dtype=torch.int32, generator=random),
         )
-        frames_L, rows_L = torch.randperm(64, generator=random)[:40], torch.randperm(200, generator=random)[:40]
+        frames_L, rows_L = (
+            torch.randperm(64, generator=random)[:40],
+            torch.randperm(200, generator=random)[:40],
+        )
         others = torch.tensor(sorted(set(range(200)) - set(rows_L.tolist())))
-        old_L = torch.where(torch.arange(40) % 5 > 0, others[torch.randperm(160, generator=random)[:40]], -1)
+        old_L = torch.where(
+            torch.arange(40) % 5 > 0, others[torch.randperm(160, generator=random)[:40]], -1
+        )
         found = []
         for impl in ("cpp", "reference"):
             levels = tuple(copied(level) for level in (frames, *table.levels))
@@ -268,16 +340,25 @@ def test_rows_that_enter_and_leave_frames(state: torch.dtype, dim: int, format: 
 @pytest.mark.parametrize("impl", ["reference", *FAST])
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 @each_format
-def test_bits_do_not_depend_on_where_a_row_lies(format: RowFormat, state: torch.dtype, impl: Any) -> None:
-    """Rows in any order, which say their numbers, learn what rows in order do. So do rows that leave frames."""
-    call = build(Shape(keys=([3] * 20,), rows=(40,)), [19], adam.Config(lr=0.1), format=format, state=state)
+def test_bits_do_not_depend_on_where_a_row_lies(
+    format: RowFormat, state: torch.dtype, impl: Any
+) -> None:
+    """Rows in any order, which say their numbers, learn what rows in order do. So do rows that
+    leave frames.
+    """
+    call = build(
+        Shape(keys=([3] * 20,), rows=(40,)), [19], adam.Config(lr=0.1), format=format, state=state
+    )
     (table,), random = call.tables, torch.Generator().manual_seed(2)
     table, order_R = replace(table, place=(1000, 3)), torch.randperm(40, generator=random)
     mixed = replace(taken(table.levels[0], order_R), rows_R=order_R.int())
     frames = Rows(
         format=fp32.Config(),
         payload={"weight": torch.randn(8, 19, generator=random)},
-        state={n: torch.rand(8, *t.shape[1:], generator=random) for n, t in table.levels[0].state.items()},
+        state={
+            n: torch.rand(8, *t.shape[1:], generator=random)
+            for n, t in table.levels[0].state.items()
+        },
         touched_R=torch.ones(8, dtype=torch.uint8),
         changed_R=torch.full((8,), 3, dtype=torch.int32),
     )
@@ -308,6 +389,9 @@ def all_of(level: Rows) -> dict[str, Tensor]:
 
 
 def copied(level: Rows) -> Rows:
-    own = {name: {n: t.clone() for n, t in getattr(level, name).items()} for name in ("payload", "state")}
+    own = {
+        name: {n: t.clone() for n, t in getattr(level, name).items()}
+        for name in ("payload", "state")
+    }
     changed_R = None if level.changed_R is None else level.changed_R.clone()
     return replace(level, **own, touched_R=level.touched_R.clone(), changed_R=changed_R)

@@ -36,7 +36,8 @@ def product_call(
     inverse: int = 0,
     **how: Any,
 ) -> Call:
-    """Keys 0 and 1 are multiplied, and so are 3 and 4, of the same tables; key 2 looks up another table, and the first.
+    """Keys 0 and 1 are multiplied, and so are 3 and 4, of the same tables; key 2 looks up another
+    table, and the first.
 
     inverse: how many samples choose from the bags of the first product.
     """
@@ -57,7 +58,9 @@ def product_call(
     bounds = call.bags.bounds
     for key in (1, 4):  # the case gives keys that no lookup names one row
         part = call.bags.slots_N[bounds[key] : bounds[key + 1]]
-        part.copy_(torch.randint(0, rows[1], part.shape, generator=torch.Generator().manual_seed(key)))
+        part.copy_(
+            torch.randint(0, rows[1], part.shape, generator=torch.Generator().manual_seed(key))
+        )
     return call
 
 
@@ -84,17 +87,24 @@ def test_the_definition_is_torchs(pooling: Pooling, weighted: bool) -> None:
         at = slice(bags.bounds[f.key], bags.bounds[f.key + 1])
         rows_ND = leaves[f.table][bags.slots_N[at]]
         if f.by >= 0:
-            rows_ND = rows_ND * leaves[f.by][bags.slots_N[bags.bounds[f.by_key] : bags.bounds[f.by_key + 1]]]
+            rows_ND = (
+                rows_ND
+                * leaves[f.by][bags.slots_N[bags.bounds[f.by_key] : bags.bounds[f.by_key + 1]]]
+            )
         rows_ND = rows_ND * weights_N[at, None]
         if f.pooling != "none":
             lengths = bags.offsets_B1[ends[f.key] : ends[f.key + 1] + 1].diff()
             bag_N = torch.arange(len(lengths)).repeat_interleave(lengths)
             rows_ND = torch.zeros(len(lengths), rows_ND.shape[1]).index_add(0, bag_N, rows_ND)
             rows_ND = rows_ND / lengths.clamp(min=1)[:, None] if f.pooling == "mean" else rows_ND
-        torch.testing.assert_close(looked_up(call, "reference")[f"output {f.output}"], rows_ND.detach())
+        torch.testing.assert_close(
+            looked_up(call, "reference")[f"output {f.output}"], rows_ND.detach()
+        )
         total = total + (rows_ND * grad).sum()
     total.backward()
-    for t, (rows_U, grad_UD) in enumerate(embedding_bag.row_gradients(call.tables, call.grads, bags, impl="reference")):
+    for t, (rows_U, grad_UD) in enumerate(
+        embedding_bag.row_gradients(call.tables, call.grads, bags, impl="reference")
+    ):
         grad_RD = torch.zeros_like(leaves[t]).index_copy(0, rows_U, grad_UD)
         torch.testing.assert_close(grad_RD, leaves[t].grad)
     grad_N = embedding_bag.weight_gradients(call.tables, call.grads, bags, impl="reference")
@@ -109,7 +119,13 @@ def test_the_compiled_operators_are_the_reference(pooling: Pooling, dim: int) ->
         for inverse in (0, 60) if pooling != "none" else (0,):
             for dtype in (torch.int64, torch.int32):
                 call = product_call(
-                    ODD, dim=dim, pooling=pooling, weighted=weighted, inverse=inverse, dtype=dtype, seed=dim
+                    ODD,
+                    dim=dim,
+                    pooling=pooling,
+                    weighted=weighted,
+                    inverse=inverse,
+                    dtype=dtype,
+                    seed=dim,
                 )
                 what = f"{pooling} {dim} {weighted} {inverse} {dtype}"
                 assert_same(looked_up(call, "cpp"), looked_up(call, "reference"), what)
@@ -122,7 +138,9 @@ def test_updates_are_the_reference(rule: str, fused: bool) -> None:
     call = product_call(ODD, rule=rule, dim=17, weighted=True, inverse=50)
     assert_close(after(call, "cpp", fused), after(call, "reference", fused), rule)
     narrow = product_call(ODD, rule=rule, dim=16, state=torch.bfloat16)
-    assert_close(after(narrow, "cpp", fused), after(narrow, "reference", fused), f"{rule}, bf16 state")
+    assert_close(
+        after(narrow, "cpp", fused), after(narrow, "reference", fused), f"{rule}, bf16 state"
+    )
 
 
 @built
@@ -139,7 +157,9 @@ def test_both_tables_learn_from_the_rows_before_the_update() -> None:
 
 @built
 @pytest.mark.parametrize("rows", [(70_001, 4), (300, 60), (1, 1)])
-def test_any_number_of_threads_gives_the_same_bits(rows: tuple[int, int], threads: Callable[[int], None]) -> None:
+def test_any_number_of_threads_gives_the_same_bits(
+    rows: tuple[int, int], threads: Callable[[int], None]
+) -> None:
     call = product_call([400, 0, 3, 57] * 50, rows=rows, dim=16, weighted=True)
     found = []
     for count in (1, 2, 3):
@@ -163,7 +183,9 @@ def refused(call: Call, impl: Any, told: str) -> None:
     for run in (
         lambda: embedding_bag.lookup(call.tables, call.bags, impl=impl),
         lambda: embedding_bag.row_gradients(call.tables, call.grads, call.bags, impl=impl),
-        lambda: embedding_bag.fused_update(call.tables, call.grads, call.bags, call.lr_T, impl=impl),
+        lambda: embedding_bag.fused_update(
+            call.tables, call.grads, call.bags, call.lr_T, impl=impl
+        ),
     ):
         with pytest.raises(ValueError, match=told):
             run()
@@ -179,7 +201,11 @@ def test_what_does_not_fit(impl: Any) -> None:
         return replace(call, bags=replace(call.bags, lookups=Lookups([f, *call.bags.lookups[1:]])))
 
     refused(with_first(replace(first, by_key=2)), impl, "bags of other lengths")
-    refused(with_first(replace(first, by=2)), impl, "multiplies rows of other dims|and is looked up itself")
+    refused(
+        with_first(replace(first, by=2)),
+        impl,
+        "multiplies rows of other dims|and is looked up itself",
+    )
     refused(with_first(replace(first, by=9)), impl, "not there")
     refused(with_first(replace(first, by_key=9)), impl, "not there")
     refused(product_call(ODD, levels=2), impl, "not of fp32 on one level")
@@ -187,7 +213,11 @@ def test_what_does_not_fit(impl: Any) -> None:
     for low, rows, table in ((0, 50, 0), (fine.bags.bounds[1], 3, 1)):
         call = product_call(ODD)
         call.bags.slots_N[low + 4] = rows
-        refused(call, impl, rf"slot {rows} at position 4 of feature 0 is outside \[0, {rows}\) of table {table}")
+        refused(
+            call,
+            impl,
+            rf"slot {rows} at position 4 of feature 0 is outside \[0, {rows}\) of table {table}",
+        )
 
 
 @built

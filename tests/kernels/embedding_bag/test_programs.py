@@ -39,11 +39,29 @@ def shapes(draw: st.DrawFn, rows: tuple[int, ...]) -> Shape:
             inverse = len(inverses)
             inverses.append((draw(st.integers(1, 9)), len(keys[k])))
         table = draw(st.integers(0, len(rows) - 1))
-        samples = inverses[inverse][0] if inverse >= 0 else sum(keys[k]) if pooling == "none" else len(keys[k])
-        f = look(pooling, table=table, key=k, inverse=inverse, output=lookups[-1].output if lookups else 0)
+        samples = (
+            inverses[inverse][0]
+            if inverse >= 0
+            else sum(keys[k])
+            if pooling == "none"
+            else len(keys[k])
+        )
+        f = look(
+            pooling,
+            table=table,
+            key=k,
+            inverse=inverse,
+            output=lookups[-1].output if lookups else 0,
+        )
         before = lookups and _samples(lookups[-1], keys, inverses)
         lookups.append(f if not lookups or before == samples else replace(f, output=f.output + 1))
-    return Shape(keys=keys, lookups=tuple(lookups), rows=rows, weighted=draw(st.booleans()), inverses=tuple(inverses))
+    return Shape(
+        keys=keys,
+        lookups=tuple(lookups),
+        rows=rows,
+        weighted=draw(st.booleans()),
+        inverses=tuple(inverses),
+    )
 
 
 def _samples(f: Lookup, keys: Sequence[Sequence[int]], inverses: Sequence[tuple[int, int]]) -> int:
@@ -58,7 +76,10 @@ def _samples(f: Lookup, keys: Sequence[Sequence[int]], inverses: Sequence[tuple[
 def test_programs(data: st.DataObject) -> None:
     rows = tuple(data.draw(st.lists(st.sampled_from([1, 2, 5, 40]), min_size=1, max_size=3)))
     dims = [data.draw(st.sampled_from(DIMS[:17])) for _ in rows]
-    rule, levels = RULES[data.draw(st.sampled_from(list(RULES)))], data.draw(st.integers(1, min(rows)))
+    rule, levels = (
+        RULES[data.draw(st.sampled_from(list(RULES)))],
+        data.draw(st.integers(1, min(rows))),
+    )
     tables = build(Shape(keys=([],), rows=rows), dims, rule, levels=levels).tables
     for step in range(data.draw(st.integers(1, 4))):
         shape, apart = data.draw(shapes(rows)), data.draw(st.sampled_from(["", "columns", "rows"]))

@@ -22,9 +22,13 @@ from tests.kernels.embedding_bag.cases import (
 
 @built
 @pytest.mark.parametrize("shape", BIG)
-def test_any_number_of_threads_has_the_same_bits(shape: str, threads: Callable[[int], None]) -> None:
+def test_any_number_of_threads_has_the_same_bits(
+    shape: str, threads: Callable[[int], None]
+) -> None:
     dims = [16, 8, 33, 4, 100, 1]
-    call = build(BIG[shape], dims, RULES["rowwise_adam, all"], levels=2 if shape == "shared table" else 1)
+    call = build(
+        BIG[shape], dims, RULES["rowwise_adam, all"], levels=2 if shape == "shared table" else 1
+    )
     exact, first = looked_up(call, "reference"), {}
     for count in (1, 2, 3):
         threads(count)

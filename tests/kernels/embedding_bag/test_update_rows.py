@@ -31,20 +31,57 @@ def test_rules_and_state_that_do_not_fit() -> None:
     weight_RD, touched_R = torch.ones(5, 2), torch.zeros(5, dtype=torch.uint8)
     state = {"sum": torch.zeros(5)}
     for message, level, rule, lr_T in (
-        ("rule unknown has no C\\+\\+ row function; use impl='reference'", {}, Unknown(), torch.ones(1)),
+        (
+            "rule unknown has no C\\+\\+ row function; use impl='reference'",
+            {},
+            Unknown(),
+            torch.ones(1),
+        ),
         ("field 0 of the state", {"state": {}}, rowwise_adagrad.Config(), torch.ones(1)),
-        ("field 0 of the state", {"state": {"sum": torch.zeros(4)}}, rowwise_adagrad.Config(), torch.ones(1)),
-        ("state: expected", {"state": {"sum": torch.zeros(5, 1)}}, rowwise_adagrad.Config(), torch.ones(1)),
-        ("state: expected", {"state": {"sum": torch.zeros(5).double()}}, rowwise_adagrad.Config(), torch.ones(1)),
+        (
+            "field 0 of the state",
+            {"state": {"sum": torch.zeros(4)}},
+            rowwise_adagrad.Config(),
+            torch.ones(1),
+        ),
+        (
+            "state: expected",
+            {"state": {"sum": torch.zeros(5, 1)}},
+            rowwise_adagrad.Config(),
+            torch.ones(1),
+        ),
+        (
+            "state: expected",
+            {"state": {"sum": torch.zeros(5).double()}},
+            rowwise_adagrad.Config(),
+            torch.ones(1),
+        ),
         ("more state than", {"state": state}, sgd.Config(), torch.ones(1)),
         ("touched_R: expected 5 rows", {"touched_R": touched_R[:4]}, sgd.Config(), torch.ones(1)),
         ("touched_R: expected", {"touched_R": touched_R.bool()}, sgd.Config(), torch.ones(1)),
-        ("weight_RD: expected", {"payload": {"weight": torch.ones(2, 5).t()}}, sgd.Config(), torch.ones(1)),
-        ("weight_RD: expected", {"payload": {"weight": weight_RD.double()}}, sgd.Config(), torch.ones(1)),
+        (
+            "weight_RD: expected",
+            {"payload": {"weight": torch.ones(2, 5).t()}},
+            sgd.Config(),
+            torch.ones(1),
+        ),
+        (
+            "weight_RD: expected",
+            {"payload": {"weight": weight_RD.double()}},
+            sgd.Config(),
+            torch.ones(1),
+        ),
         ("rules: expected", {}, sgd.Config(), torch.ones(2)),
         ("lr_T: expected", {}, sgd.Config(), torch.ones(1).double()),
     ):
-        rows = Rows(**{"format": fp32.Config(), "payload": {"weight": weight_RD}, "touched_R": touched_R, **level})  # type: ignore[arg-type]
+        rows = Rows(
+            **{
+                "format": fp32.Config(),
+                "payload": {"weight": weight_RD},
+                "touched_R": touched_R,
+                **level,
+            }
+        )  # type: ignore[arg-type]
         tables = Tables([fp32_table([rows], rule)])
         bags = embedding_bag.bags_of(call.bags.slots_N[:1], torch.tensor([0, 1]))
         for update in (

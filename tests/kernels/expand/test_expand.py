@@ -61,7 +61,7 @@ def test_sums_in_order(name: str, poisoned: object) -> None:
     """To the bit, and so is one block."""
     values_ND, index_N, count = case(name)
     want = loop(values_ND, index_N, count, 1 << 20)
-    assert torch.equal(reference.sum_in_order(values_ND, index_N, count), want)
+    assert torch.equal(sum_rows(values_ND, index_N, count), want)
     assert torch.equal(reference.sum_in_blocks(values_ND, index_N, count, 1 << 20), want)
 
 
@@ -69,7 +69,9 @@ def test_sums_in_order(name: str, poisoned: object) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_torchs(name: str, on_gpus: bool) -> None:
     """On a CPU, and by what GPUs run."""
-    copies, sums = (package._Expand.apply, package._SumRows.apply) if on_gpus else (expand, sum_rows)
+    copies, sums = (
+        (package._Expand.apply, package._SumRows.apply) if on_gpus else (expand, sum_rows)
+    )
     values_ND, index_N, count = case(name)
     rows_UD = torch.randn(count, 3)
     for ours, torchs, given in [
@@ -113,7 +115,9 @@ def test_a_jagged_is_expanded() -> None:
         assert torch.equal(getattr(got, name), getattr(want, name))
     assert expand_jagged(got) is got
     got.values_N.sum().backward()
-    assert torch.equal(listed.values_N.grad, torch.tensor([[1.0], [1.0], [2.0], [2.0], [2.0]]).expand(5, 2))
+    assert torch.equal(
+        listed.values_N.grad, torch.tensor([[1.0], [1.0], [2.0], [2.0], [2.0]]).expand(5, 2)
+    )
 
 
 @pytest.mark.gpu

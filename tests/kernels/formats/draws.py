@@ -18,7 +18,8 @@ def stored(format: RowFormat, values_UD: Tensor, noise_UD: Tensor | None = None)
 
 
 def z_scores(format: RowFormat, x_D: Tensor, updates: int = 1 << 17, row: int = 3) -> Tensor:
-    """How far the mean of a row over many updates is from x, in standard deviations of a mean, for each column.
+    """How far the mean of a row over many updates is from x, in standard deviations of a mean, for
+    each column.
 
     What the last bits of float32 make of an end of a row, code * scale + bias, is no deviation.
     """

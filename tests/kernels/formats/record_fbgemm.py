@@ -1,8 +1,10 @@
-"""Writes fbgemm.safetensors beside this file: rows, what FBGEMM makes of them in 8 and 4 bits, and what it reads there.
+"""Writes fbgemm.safetensors beside this file: rows, what FBGEMM makes of them in 8 and 4 bits, and
+what it reads there.
 
     python tests/kernels/formats/record_fbgemm.py   # with torch and fbgemm-gpu-cpu (benchmarks/README.md)
 
-FBGEMM has rows of 4 bits only for dims that 4 divides. The rows are stored, as random numbers may differ elsewhere.
+FBGEMM has rows of 4 bits only for dims that 4 divides. The rows are stored, as random numbers may
+differ elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ def rows(dim: int) -> Tensor:
     some[:8] *= 10.0 ** -torch.arange(8.0)[:, None]
     some[8:10] = -some[8:10].abs() - 1e-3  # below zero alone
     some[10:13] = some[10:13].abs() + torch.tensor([[3.0], [300.0], [-300.0]])  # far from zero
-    some[13, dim // 2], some[14, -1] = 100.0, -70_000.0  # one far from the others, and one beyond float16
+    # one far from the others, and one beyond float16
+    some[13, dim // 2], some[14, -1] = 100.0, -70_000.0
     some[15:] = torch.randint(0, 511, (2, dim), generator=random) / 2  # halfway between two codes
     some[15:, 0], some[15:, -1] = 0.0, torch.tensor([255.0, 15.0])
     some[16].clamp_(max=15.0)
@@ -34,10 +37,17 @@ def rows(dim: int) -> Tensor:
 
 
 def close(dim: int, random: torch.Generator) -> Tensor:
-    """Up to four rows whose codes change if 255 is multiplied by a reciprocal instead of being divided."""
+    """Up to four rows whose codes change if 255 is multiplied by a reciprocal instead of being
+    divided.
+    """
     drawn = torch.randn(20_000, dim, generator=random)
-    above, range_1 = drawn - drawn.amin(1, keepdim=True), drawn.amax(1, keepdim=True) - drawn.amin(1, keepdim=True)
-    codes = [(above * by).round() for by in (torch.tensor(255.0) / range_1, range_1.reciprocal() * 255.0)]
+    above, range_1 = (
+        drawn - drawn.amin(1, keepdim=True),
+        drawn.amax(1, keepdim=True) - drawn.amin(1, keepdim=True),
+    )
+    codes = [
+        (above * by).round() for by in (torch.tensor(255.0) / range_1, range_1.reciprocal() * 255.0)
+    ]
     return drawn[(codes[0] != codes[1]).any(1)][:4]
 
 

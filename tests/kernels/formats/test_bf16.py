@@ -38,7 +38,9 @@ def test_errors_are_below_a_step() -> None:
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_a_sum_of_small_numbers_grows_in_bf16_state(impl: Any) -> None:
-    """AdaGrad adds 1e-4 to sums 170 times. To nearest a sum stalls at 2**-5, from where a step is 2.4e-4."""
+    """AdaGrad adds 1e-4 to sums 170 times. To nearest a sum stalls at 2**-5, from where a step is
+    2.4e-4.
+    """
     rows, dim, updates, begin = 200, 8, 170, 2**-5 - 2**-10
     grad_UD = torch.full((rows, dim), 1e-2)
     level = Rows(
@@ -48,7 +50,11 @@ def test_a_sum_of_small_numbers_grows_in_bf16_state(impl: Any) -> None:
         state={"sum": torch.full((rows, dim), begin, dtype=torch.bfloat16)},
     )
     tables = Tables([Table(levels=(level,), rule=adagrad.Config(), rows=rows, dim=dim, key=KEY)])
-    nearest, all_rows, lr_T = torch.tensor(begin, dtype=torch.bfloat16), torch.arange(rows), torch.tensor([0.1])
+    nearest, all_rows, lr_T = (
+        torch.tensor(begin, dtype=torch.bfloat16),
+        torch.arange(rows),
+        torch.tensor([0.1]),
+    )
     for n in range(updates):
         embedding_bag.update_rows(tables, [(all_rows, grad_UD)], lr_T, n, impl=impl)
         nearest = (nearest.float() + 1e-4).bfloat16()

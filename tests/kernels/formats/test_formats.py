@@ -53,16 +53,25 @@ def test_to_nearest_the_mean_is_another(name: str, size: float) -> None:
 
 def test_every_lossy_format_is_tested_here() -> None:
     family = Family("sparrow.kernels.formats")
-    assert {name for name in family.names() if family.config(name)().rounding == "stochastic"} == set(LOSSY)
+    assert {
+        name for name in family.names() if family.config(name)().rounding == "stochastic"
+    } == set(LOSSY)
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("member", [int8, int4])
 def test_rows_of_one_number(member: Any, rounding: str) -> None:
-    """Rows of zeros, and of a number that bias can hold, are exact; in int4 others differ by less than fp16's step."""
+    """Rows of zeros, and of a number that bias can hold, are exact; in int4 others differ by less
+    than fp16's step.
+    """
     rows_U, shape = torch.arange(2000), (2000, 7)
     noise_UD = noise(KEY, 0, rows_U, (0, 7), 1) if rounding == "stochastic" else None
-    for numbers in (torch.zeros(2000, 1), values(0.7, (2000, 1)), values(1e-6, (2000, 1)), values(1e4, (2000, 1))):
+    for numbers in (
+        torch.zeros(2000, 1),
+        values(0.7, (2000, 1)),
+        values(1e-6, (2000, 1)),
+        values(1e4, (2000, 1)),
+    ):
         x_UD = numbers.expand(shape)
         if member is int8:
             assert torch.equal(stored(int8.Config(rounding=rounding), x_UD, noise_UD), x_UD)
@@ -91,22 +100,30 @@ def test_errors_of_a_row_are_below_its_step(size: float) -> None:
 
 
 def test_stochastic_int4_cuts_off_no_end() -> None:
-    """Scale and bias are rounded outwards. To nearest, as in FBGEMM, an end of most rows is cut off."""
+    """Scale and bias are rounded outwards. To nearest, as in FBGEMM, an end of most rows is cut
+    off.
+    """
     x_UD = values(1.0, (5000, 16))
     outside = {}
     for rounding in ("nearest", "stochastic"):
-        noise_UD = noise(KEY, 0, torch.arange(5000), (0, 16), 1) if rounding == "stochastic" else None
+        noise_UD = (
+            noise(KEY, 0, torch.arange(5000), (0, 16), 1) if rounding == "stochastic" else None
+        )
         meta = int4.Config(rounding=rounding).encode(x_UD, noise_UD)["weight"][:, 8:].contiguous()
         scale_U1, bias_U1 = meta.view(torch.float16).double().split(1, 1)
         high_U1 = bias_U1 + 15 * scale_U1
-        outside[rounding] = ((x_UD < bias_U1) | (x_UD > high_U1 * (1 + 2.0**-23))).any(1).double().mean()
+        outside[rounding] = (
+            ((x_UD < bias_U1) | (x_UD > high_U1 * (1 + 2.0**-23))).any(1).double().mean()
+        )
     assert outside["stochastic"] == 0
     assert outside["nearest"] > 0.4
 
 
-# -- rows that are converted -------------------------------------------------------------------------------------------
+# -- rows that are converted -----------------------------------------------------------------------
 
-NEAREST: dict[str, Any] = {name: member.Config(rounding="nearest") for name, member in LOSSY.items()}
+NEAREST: dict[str, Any] = {
+    name: member.Config(rounding="nearest") for name, member in LOSSY.items()
+}
 ALL = NEAREST | {"fp32": fp32.Config(), "split_bf16": split_bf16.Config()}
 ALL |= {"greedy": int4.Config(rounding="nearest", search="greedy")}
 

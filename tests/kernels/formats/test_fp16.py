@@ -22,7 +22,9 @@ def test_to_nearest_it_is_torch() -> None:
 
 def test_means_across_the_least_normal_number() -> None:
     """A row that has normal and subnormal numbers, and numbers between the two."""
-    x_D = torch.tensor([1e-5, 1e-7, 3e-8, 2.0**-14 - 2.0**-26, 2.0**-14 + 2.0**-26, -1e-5, 3e4 + 0.5, 0.1])
+    x_D = torch.tensor(
+        [1e-5, 1e-7, 3e-8, 2.0**-14 - 2.0**-26, 2.0**-14 + 2.0**-26, -1e-5, 3e4 + 0.5, 0.1]
+    )
     assert z_scores(Config(), x_D).abs().max() < 5
 
 

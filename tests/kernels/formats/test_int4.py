@@ -33,18 +33,24 @@ def test_updated_rows_have_the_bytes_of_fbgemm(dim: int, impl: Any) -> None:
 @each_dim
 def test_rounded_stochastically_both_kernels_write_the_same(dim: int) -> None:
     values_RD = fbgemm.record()[f"{dim} rows"]
-    found, expected = (fbgemm.written(int4.Config(), values_RD, impl) for impl in ("cpp", "reference"))
+    found, expected = (
+        fbgemm.written(int4.Config(), values_RD, impl) for impl in ("cpp", "reference")
+    )
     assert torch.equal(found, expected)
 
 
 @each_dim
 def test_rows_are_read_as_fbgemm_reads_them(dim: int) -> None:
-    """To the bit: a code of four bits times a float16 is exact. A bias beyond float16 makes NaN of both."""
+    """To the bit: a code of four bits times a float16 is exact. A bias beyond float16 makes NaN of
+    both.
+    """
     found_RD = NEAREST.decode({"weight": fbgemm.record()[f"{dim} int4"]}, dim)
-    assert torch.allclose(found_RD, fbgemm.record()[f"{dim} int4 read"], rtol=0, atol=0, equal_nan=True)
+    assert torch.allclose(
+        found_RD, fbgemm.record()[f"{dim} int4 read"], rtol=0, atol=0, equal_nan=True
+    )
 
 
-# -- greedy search -----------------------------------------------------------------------------------------------------
+# -- greedy search ---------------------------------------------------------------------------------
 
 
 def errors(format: RowFormat, values_RD: Tensor) -> Tensor:
@@ -62,7 +68,13 @@ def kinds(dim: int) -> dict[str, Tensor]:
     sizes = 10.0 ** torch.arange(-45, 5).repeat(10)[:, None]
     same = torch.randn(500, 1, generator=random).expand(-1, dim)
     beyond_half = plain * 10.0 ** torch.linspace(3, 7, 500)[:, None]
-    found = {"plain": plain, "outliers": outliers, "sizes": plain * sizes, "same": same, "beyond fp16": beyond_half}
+    found = {
+        "plain": plain,
+        "outliers": outliers,
+        "sizes": plain * sizes,
+        "same": same,
+        "beyond fp16": beyond_half,
+    }
     return found | {"zeros": torch.zeros(500, dim), "far from 0": plain * 1e-3 + 100.0}
 
 
@@ -82,7 +94,9 @@ def test_a_greedy_row_is_never_worse(dim: int) -> None:
 
 @pytest.mark.parametrize("dim", [4, 16, 64])
 def test_a_greedy_row_is_as_good_as_that_of_torch(dim: int) -> None:
-    """Torch keeps the first local minimum of the same search, and we the least error of all that it passes."""
+    """Torch keeps the first local minimum of the same search, and we the least error of all that it
+    passes.
+    """
     for kind in ("plain", "outliers"):  # where a step is lost in rounding, torch searches for ever
         some = kinds(dim)[kind][::5]
         ends = [torch.choose_qparams_optimized(row, dim, int4.BINS, 0.16, 4) for row in some]

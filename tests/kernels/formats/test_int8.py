@@ -30,13 +30,17 @@ def test_updated_rows_have_the_bytes_of_fbgemm(dim: int, impl: Any) -> None:
 @each_dim
 def test_rounded_stochastically_both_kernels_write_the_same(dim: int) -> None:
     values_RD = fbgemm.record()[f"{dim} rows"]
-    found, expected = (fbgemm.written(int8.Config(), values_RD, impl) for impl in ("cpp", "reference"))
+    found, expected = (
+        fbgemm.written(int8.Config(), values_RD, impl) for impl in ("cpp", "reference")
+    )
     assert torch.equal(found, expected)
 
 
 @each_dim
 def test_rows_are_read_as_fbgemm_reads_them(dim: int) -> None:
-    """It rounds code * scale + bias once, and we the product too: a unit in the last place of the largest of them."""
+    """It rounds code * scale + bias once, and we the product too: a unit in the last place of the
+    largest of them.
+    """
     rows, read = fbgemm.record()[f"{dim} int8"], fbgemm.record()[f"{dim} int8 read"]
     scale_R1, bias_R1 = rows[:, dim:].clone().view(torch.float32).double().split(1, 1)
     product_RD = rows[:, :dim] * scale_R1

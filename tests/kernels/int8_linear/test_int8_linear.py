@@ -1,4 +1,6 @@
-"""int8 products: the definition against whole numbers, and C++ against the definition on every kind of processor."""
+"""int8 products: the definition against whole numbers, and C++ against the definition on every kind
+of processor.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,19 @@ def processors() -> Iterator[list[str]]:
 
 
 def drawn(rows: int, inputs: int, outputs: int, seed: int = 0) -> tuple[Tensor, Weight, Tensor]:
-    """x, a weight and a bias. Some numbers of x are beyond the static range, and some channels are zeros."""
+    """x, a weight and a bias. Some numbers of x are beyond the static range, and some channels are
+    zeros.
+    """
     random = torch.Generator().manual_seed(seed)
-    weight_OI = torch.randn(outputs, inputs, generator=random) * torch.rand(outputs, 1, generator=random)
+    weight_OI = torch.randn(outputs, inputs, generator=random) * torch.rand(
+        outputs, 1, generator=random
+    )
     weight_OI[3::5] = 0.0
-    return torch.randn(rows, inputs, generator=random), quantised(weight_OI), torch.randn(outputs, generator=random)
+    return (
+        torch.randn(rows, inputs, generator=random),
+        quantised(weight_OI),
+        torch.randn(outputs, generator=random),
+    )
 
 
 def assert_same(found: Tensor, expected: Tensor, what: object = "") -> None:
@@ -62,7 +72,9 @@ def assert_same(found: Tensor, expected: Tensor, what: object = "") -> None:
     assert torch.equal(*bits), what
 
 
-def assert_cpp_is_the_reference(x_BI: Tensor, weight: Weight, bias_O: Tensor | None, processors: list[str]) -> None:
+def assert_cpp_is_the_reference(
+    x_BI: Tensor, weight: Weight, bias_O: Tensor | None, processors: list[str]
+) -> None:
     """All that the operator offers, on every processor."""
     ours, theirs = (packed(weight, bias_O, impl=impl) for impl in ("cpp", "reference"))
     index_B = torch.arange(len(x_BI)).flip(0) % max(len(x_BI), 1)
@@ -70,9 +82,15 @@ def assert_cpp_is_the_reference(x_BI: Tensor, weight: Weight, bias_O: Tensor | N
     for name in processors:
         assert torch.ops.sparrow.int8_processor(name) == name
         what = (name, x_BI.shape, weight.codes_OI.shape)
-        for static, relu, plus in ((None, False, None), (STATIC, True, None), (STATIC, False, shared)):
+        for static, relu, plus in (
+            (None, False, None),
+            (STATIC, True, None),
+            (STATIC, False, shared),
+        ):
             expected = linear(x_BI, theirs, static, relu=relu, shared=plus)
-            assert_same(linear(x_BI, ours, static, relu=relu, shared=plus), expected, (*what, static, relu))
+            assert_same(
+                linear(x_BI, ours, static, relu=relu, shared=plus), expected, (*what, static, relu)
+            )
         assert_same(sums(x_BI, ours, STATIC), shared.sums_UO, what)
 
 
@@ -83,7 +101,8 @@ def test_cpp_is_the_reference(inputs: int, outputs: int, processors: list[str]) 
     assert "portable" in processors
     for rows in ROWS:
         x_BI, weight, bias_O = drawn(rows, inputs, outputs, seed=rows)
-        here = processors if rows < 500 or inputs < 624 else processors[:3]  # portable takes a second of these
+        # portable takes a second of these
+        here = processors if rows < 500 or inputs < 624 else processors[:3]
         assert_cpp_is_the_reference(x_BI, weight, bias_O if rows != 1 else None, here)
 
 
@@ -98,13 +117,19 @@ def test_nothing_in_or_out(inputs: int, outputs: int, processors: list[str]) -> 
 @built
 @pytest.mark.parametrize("code", [-127, 127])
 def test_the_largest_products_do_not_saturate(code: int, processors: list[str]) -> None:
-    """Two products of 255 and 127 are more than 16 bits, and all of MOST_INPUTS just fit into 32."""
+    """Two products of 255 and 127 are more than 16 bits, and all of MOST_INPUTS just fit into
+    32.
+    """
     weight = Weight(torch.full((17, MOST_INPUTS), code, dtype=torch.int8), torch.ones(17))
     static = Static(scale=1.0, zero=0)
     for inputs in (2, 3, 1024, MOST_INPUTS):
         for name in processors:
             torch.ops.sparrow.int8_processor(name)
-            found = sums(torch.full((7, inputs), 300.0), packed(weight.columns(slice(inputs)), impl="cpp"), static)
+            found = sums(
+                torch.full((7, inputs), 300.0),
+                packed(weight.columns(slice(inputs)), impl="cpp"),
+                static,
+            )
             assert (found == 255 * code * inputs).all(), (name, inputs)
 
 
@@ -141,7 +166,10 @@ def test_rows_that_are_not_finite_are_nan_and_touch_no_others(impl: Any) -> None
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-39, 1e-37, 1e-30, 1e30, 3.2e38])
 def test_numbers_of_any_size(size: float, impl: Any, processors: list[str]) -> None:
     """Rows of zeros, of subnormal numbers and of a range beyond float32 have finite codes."""
-    x_BI = torch.tensor([[1.0, -1.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0], [-1.0, -1.0, -0.25, -1.0]]) * size
+    x_BI = (
+        torch.tensor([[1.0, -1.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0], [-1.0, -1.0, -0.25, -1.0]])
+        * size
+    )
     weight = quantised(torch.eye(4))
     expected = linear(x_BI, packed(weight, impl="reference"))
     for name in processors:
@@ -159,8 +187,15 @@ def test_columns_that_samples_share_are_multiplied_once(impl: Any) -> None:
     _, weight, bias_O = drawn(0, 87, 70)
     index_B = torch.arange(10) % 2
     shared = Shared(sums(user_UI, packed(weight.columns(slice(37)), impl=impl), STATIC), index_B)
-    found = linear(rest_BI, packed(weight.columns(torch.arange(37, 87)), bias_O, impl=impl), STATIC, shared=shared)
-    whole = linear(torch.cat([user_UI[index_B], rest_BI], 1), packed(weight, bias_O, impl=impl), STATIC)
+    found = linear(
+        rest_BI,
+        packed(weight.columns(torch.arange(37, 87)), bias_O, impl=impl),
+        STATIC,
+        shared=shared,
+    )
+    whole = linear(
+        torch.cat([user_UI[index_B], rest_BI], 1), packed(weight, bias_O, impl=impl), STATIC
+    )
     assert torch.equal(found, whole)
 
 
@@ -176,7 +211,8 @@ def test_a_row_is_the_same_in_any_batch(static: Static | None, impl: Any) -> Non
 
 
 @built
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(7, 1500, 2500), (600, 300, 200)])  # by channels, by rows
+# by channels, by rows
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(7, 1500, 2500), (600, 300, 200)])
 def test_any_number_of_threads_gives_the_same_bits(
     rows: int, inputs: int, outputs: int, threads: Callable[[int], None]
 ) -> None:
@@ -202,15 +238,23 @@ def test_a_scale_of_each_channel_is_closer_than_one_of_all() -> None:
         weight_OI = torch.randn(40, 60, generator=torch.Generator().manual_seed(seed))
         weight_OI *= torch.logspace(-2, 0, 40)[:, None]
         of_all = quantised(weight_OI.view(1, -1))
-        found = [quantised(weight_OI), Weight(of_all.codes_OI.view(40, 60), of_all.scale_O.expand(40))]
-        errors = [(codes * scale[:, None] - weight_OI).double().square().sum(1) for codes, scale in found]
+        found = [
+            quantised(weight_OI),
+            Weight(of_all.codes_OI.view(40, 60), of_all.scale_O.expand(40)),
+        ]
+        errors = [
+            (codes * scale[:, None] - weight_OI).double().square().sum(1) for codes, scale in found
+        ]
         assert errors[0].sum() < errors[1].sum()
         assert (errors[0] <= errors[1]).double().mean() > 0.9
 
 
 def test_the_product_is_near_that_of_floats() -> None:
     random = torch.Generator().manual_seed(1)
-    x_BI, weight_OI = torch.randn(200, 300, generator=random), torch.randn(100, 300, generator=random)
+    x_BI, weight_OI = (
+        torch.randn(200, 300, generator=random),
+        torch.randn(100, 300, generator=random),
+    )
     expected = x_BI @ weight_OI.t()
     for static in (None, Static.of(x_BI.min().item(), x_BI.max().item())):
         error = linear(x_BI, packed(quantised(weight_OI)), static) - expected
@@ -235,7 +279,10 @@ def test_what_does_not_fit(impl: Any) -> None:
             sums(x, product, STATIC)
     with pytest.raises((ValueError, IndexError)):
         linear(x_BI, product, STATIC, shared=Shared(good, torch.tensor([0, 1, 2, 4])))
-    for shared in (Shared(good, torch.arange(3)), Shared(good[:, :4].contiguous(), torch.arange(4))):
+    for shared in (
+        Shared(good, torch.arange(3)),
+        Shared(good[:, :4].contiguous(), torch.arange(4)),
+    ):
         with pytest.raises(ValueError, match="rows|fit"):
             linear(x_BI, product, STATIC, shared=shared)
     with pytest.raises(ValueError, match="give `static`"):
@@ -271,13 +318,18 @@ def test_compilers_know_the_shapes() -> None:
     product = packed(weight, impl="cpp")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = mode.from_tensor(x_BI)
-        for made, dtype in ((linear(fake, product), torch.float32), (sums(fake, product, STATIC), torch.int32)):
+        for made, dtype in (
+            (linear(fake, product), torch.float32),
+            (sums(fake, product, STATIC), torch.int32),
+        ):
             assert made.shape == (4, 5)
             assert made.dtype == dtype
 
 
 def test_codes_of_a_row_begin_at_its_least_number() -> None:
-    codes_BI, scale_B1, zero_B1 = reference.codes(torch.tensor([[-1.0, 0.0, 4.1], [3.0, 1.0, 2.0]]), None)
+    codes_BI, scale_B1, zero_B1 = reference.codes(
+        torch.tensor([[-1.0, 0.0, 4.1], [3.0, 1.0, 2.0]]), None
+    )
     assert codes_BI.tolist() == [[0.0, 50.0, 255.0], [255.0, 85.0, 170.0]]
     assert torch.allclose(scale_B1, torch.tensor([[5.1 / 255], [3.0 / 255]]))
     assert zero_B1.tolist() == [[50.0], [0.0]]

@@ -15,7 +15,9 @@ if not missing():
 KEY = philox.key_of(0, "item")
 
 
-def drawn(rows: int, dim: int, impl: Impl = "auto", key: int = KEY, row: int = 0, column: int = 0) -> Tensor:
+def drawn(
+    rows: int, dim: int, impl: Impl = "auto", key: int = KEY, row: int = 0, column: int = 0
+) -> Tensor:
     out = torch.full((rows, dim), float("nan"))
     philox.uniform_(out, key, 1.0, row=row, column=column, impl=impl)
     return out
@@ -32,18 +34,26 @@ def drawn(rows: int, dim: int, impl: Impl = "auto", key: int = KEY, row: int = 0
         ),
     ],
 )  # fmt: skip
-def test_words_are_those_of_its_authors(counter: tuple[int, ...], key: int, words: tuple[int, ...]) -> None:
+def test_words_are_those_of_its_authors(
+    counter: tuple[int, ...], key: int, words: tuple[int, ...]
+) -> None:
     """The known answers of Random123, kat_vectors, philox4x32-10."""
     found = words_of(tuple(torch.tensor([word]) for word in counter), key)  # type: ignore[arg-type]
     assert tuple(int(word) for word in found) == words
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("first", [(0, 0), (1, 1), (3, 6), (2**32 - 2, 3), (2**40, 2**33 + 2), (2**62, 2**34 - 30)])
+@pytest.mark.parametrize(
+    "first", [(0, 0), (1, 1), (3, 6), (2**32 - 2, 3), (2**40, 2**33 + 2), (2**62, 2**34 - 30)]
+)
 def test_a_part_has_the_numbers_of_the_whole(impl: Impl, first: tuple[int, int]) -> None:
-    """Wherever it begins, also beyond 2**32 rows and columns; and an implementation has the reference's bits."""
+    """Wherever it begins, also beyond 2**32 rows and columns; and an implementation has the
+    reference's bits.
+    """
     whole = drawn(7, 29, "reference", row=first[0], column=first[1])
-    for (low, high), (left, right) in itertools.product([(0, 7), (2, 3), (5, 5)], [(0, 29), (1, 4), (4, 8), (7, 28)]):
+    for (low, high), (left, right) in itertools.product(
+        [(0, 7), (2, 3), (5, 5)], [(0, 29), (1, 4), (4, 8), (7, 28)]
+    ):
         part = drawn(high - low, right - left, impl, row=first[0] + low, column=first[1] + left)
         assert torch.equal(part, whole[low:high, left:right])
 
@@ -51,11 +61,15 @@ def test_a_part_has_the_numbers_of_the_whole(impl: Impl, first: tuple[int, int])
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("dim", [4, 8, 12, 20, 32, 36, 128])
 def test_rows_of_whole_counters_are_those_of_others(impl: Impl, dim: int) -> None:
-    """They are made many at a time: at the ends of 32 bits of a row and of a group, and rows that are left over."""
+    """They are made many at a time: at the ends of 32 bits of a row and of a group, and rows that
+    are left over.
+    """
     for row, column in ((0, 0), (2**32 - 19, 8), (2**40 + 3, 2**34 - 4 * dim)):
         whole = drawn(43, dim + 1, "reference", row=row, column=column)
         for low, high in ((0, 43), (1, 8), (5, 13), (3, 34)):
-            assert torch.equal(drawn(high - low, dim, impl, row=row + low, column=column), whole[low:high, :dim])
+            assert torch.equal(
+                drawn(high - low, dim, impl, row=row + low, column=column), whole[low:high, :dim]
+            )
 
 
 @pytest.mark.parametrize("dim", [1, 4, 6, 33])
@@ -85,11 +99,14 @@ def test_numbers_lie_within_the_scale_and_reach_its_ends(impl: Impl) -> None:
         assert out.min() < -0.9999 * bound and out.max() > 0.9999 * bound
     whole = drawn(4096, 64, impl).double() * 2**23
     assert torch.equal(whole, whole.round())
-    assert (whole.long() & 1).double().mean() == pytest.approx(0.5, abs=5 * 0.5 / 512)  # the last step counts
+    # the last step counts
+    assert (whole.long() & 1).double().mean() == pytest.approx(0.5, abs=5 * 0.5 / 512)
 
 
 def test_numbers_are_uniform_and_independent() -> None:
-    """Between columns, rows, tables, seeds and the halves of a row's counter; 5 standard errors are the bound."""
+    """Between columns, rows, tables, seeds and the halves of a row's counter; 5 standard errors are
+    the bound.
+    """
     plain = drawn(4096, 64)
     count = plain.numel()
     assert float(plain.double().mean()) == pytest.approx(0, abs=5 * (1 / 3 / count) ** 0.5)
@@ -97,12 +114,15 @@ def test_numbers_are_uniform_and_independent() -> None:
     chi = float(((bins - count / 256) ** 2 / (count / 256)).sum())
     assert abs(chi - 255) < 5 * (2 * 255) ** 0.5
     others = {
-        "next column": drawn(4096, 64, column=1), "next group": drawn(4096, 64, column=4),
-        "next row": drawn(4096, 64, row=1), "row + 2**32": drawn(4096, 64, row=2**32),
+        "next column": drawn(4096, 64, column=1),
+        "next group": drawn(4096, 64, column=4),
+        "next row": drawn(4096, 64, row=1),
+        "row + 2**32": drawn(4096, 64, row=2**32),
         "another seed": drawn(4096, 64, key=philox.key_of(1, "item")),
         "another table": drawn(4096, 64, key=philox.key_of(0, "items")),
-        "a key of one other bit": drawn(4096, 64, key=KEY ^ 1), "rows as columns": drawn(64, 4096).T,
-    }  # fmt: skip
+        "a key of one other bit": drawn(4096, 64, key=KEY ^ 1),
+        "rows as columns": drawn(64, 4096).T,
+    }
     for name, other in others.items():
         for one, two in ((plain, other), (plain.abs(), other.abs()), (plain**2, other**2)):
             a, b = one.double() - one.double().mean(), two.double() - two.double().mean()
@@ -115,5 +135,7 @@ def test_numbers_are_uniform_and_independent() -> None:
 
 
 def test_seed_and_name_do_not_run_into_each_other() -> None:
-    keys = {philox.key_of(seed, name) for seed in range(50) for name in ("", "1", " 1", "a", "b", "é")}
+    keys = {
+        philox.key_of(seed, name) for seed in range(50) for name in ("", "1", " 1", "a", "b", "é")
+    }
     assert len(keys) == 300

@@ -18,7 +18,9 @@ Call = tuple[Tensor, list[Tensor], list[Part], int]
 
 
 def call(rows: int, tables: Sequence[tuple[int, Sequence[int]]], seed: int = 0) -> Call:
-    """Tables of D columns, each made of parts of some widths on top of each other; a width of D has no matrix."""
+    """Tables of D columns, each made of parts of some widths on top of each other; a width of D has
+    no matrix.
+    """
     random = torch.Generator().manual_seed(seed)
     weights: list[Tensor] = []
     parts: list[Part] = []
@@ -34,14 +36,19 @@ def call(rows: int, tables: Sequence[tuple[int, Sequence[int]]], seed: int = 0) 
 
 
 TABLES = st.lists(
-    st.tuples(st.sampled_from([1, 3, 8, 16, 17, 33, 64]), st.lists(st.integers(1, 40), min_size=1, max_size=3)),
+    st.tuples(
+        st.sampled_from([1, 3, 8, 16, 17, 33, 64]),
+        st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    ),
     min_size=1,
     max_size=5,
 )
 
 
 @given(st.sampled_from([0, 1, 2, 7, 8, 9, 30, 129]), TABLES, st.integers(0, 9))
-def test_the_definition_is_autograds(rows: int, tables: list[tuple[int, list[int]]], seed: int) -> None:
+def test_the_definition_is_autograds(
+    rows: int, tables: list[tuple[int, list[int]]], seed: int
+) -> None:
     x_BE, weights, parts, columns = call(rows, tables, seed)
     x_BE.requires_grad_()
     for weight in weights:
@@ -89,7 +96,9 @@ def test_a_weight_of_several_parts_has_all_their_gradients(impl: Any) -> None:
         project(x_BE, [weight], parts, 8, impl=impl), (x_BE.view(5, 2, 2) @ weight.t()).flatten(1)
     )
     _, (found,) = project_backward(grad, x_BE, [weight], parts, impl=impl)
-    torch.testing.assert_close(found, torch.einsum("bkd,bke->de", grad.view(5, 2, 4), x_BE.view(5, 2, 2)))
+    torch.testing.assert_close(
+        found, torch.einsum("bkd,bke->de", grad.view(5, 2, 4), x_BE.view(5, 2, 2))
+    )
 
 
 @built

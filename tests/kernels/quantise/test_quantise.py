@@ -15,13 +15,28 @@ from sparrow.core.errors import UserError
 from sparrow.kernels import missing
 from sparrow.kernels.quantise import Draw, encode, rounded
 from sparrow.kernels.quantise import decode as decode_rows
-from sparrow.numerics import ELEMENTS, FORMATS, Format, Packed, decode, whole
+from sparrow.numerics.blocks import Packed, decode
+from sparrow.numerics.elements import ELEMENTS, whole
+from sparrow.numerics.formats import FORMATS, Format
 
 pytestmark = pytest.mark.usefixtures("poison")
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
 ROUNDINGS: Any = ("nearest", "zero", "stochastic")
 DRAW = Draw(key=(1 << 64) - 12345, number=7)
-SHAPES = [(1, 1), (3, 5), (7, 32), (64, 48), (33, 77), (5, 300), (129, 17), (2, 40, 30), (50,), (5, 1), (0, 3), (3, 0)]
+SHAPES = [
+    (1, 1),
+    (3, 5),
+    (7, 32),
+    (64, 48),
+    (33, 77),
+    (5, 300),
+    (129, 17),
+    (2, 40, 30),
+    (50,),
+    (5, 1),
+    (0, 3),
+    (3, 0),
+]
 
 
 def formats() -> Iterator[tuple[str, Format]]:
@@ -32,20 +47,43 @@ def formats() -> Iterator[tuple[str, Format]]:
             if format.scale == "power":
                 yield f"{name} ceil", dataclasses.replace(format, rule="ceil")
                 yield f"{name} row", dataclasses.replace(format, block="row", pair=1, shift_bits=0)
-                yield f"{name} tensor", dataclasses.replace(format, block="tensor", pair=1, shift_bits=0)
-    for block, pair, shift_bits in ((8, 1, 0), (8, 4, 2), (24, 8, 1), (40, 2, 3), (128, 4, 2), (16, 16, 3), (64, 1, 1)):
-        yield f"{block, pair, shift_bits}", Format(element=whole(5), block=block, pair=pair, shift_bits=shift_bits)
+                yield (
+                    f"{name} tensor",
+                    dataclasses.replace(format, block="tensor", pair=1, shift_bits=0),
+                )
+    for block, pair, shift_bits in (
+        (8, 1, 0),
+        (8, 4, 2),
+        (24, 8, 1),
+        (40, 2, 3),
+        (128, 4, 2),
+        (16, 16, 3),
+        (64, 1, 1),
+    ):
+        yield (
+            f"{block, pair, shift_bits}",
+            Format(element=whole(5), block=block, pair=pair, shift_bits=shift_bits),
+        )
     yield "fp16", Format(element=ELEMENTS["fp16"], block=32)
     yield "fp32 scales of blocks", Format(element=ELEMENTS["e4m3"], block=32, scale="fp32")
     yield "fp32 scales of other blocks", Format(element=ELEMENTS["e2m1"], block=24, scale="fp32")
 
 
 def drawn(shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    """Numbers of all sizes, zeros of both signs, subnormal ones, the largest ones; where rows are many, NaN and Inf."""
+    """Numbers of all sizes, zeros of both signs, subnormal ones, the largest ones; where rows are
+    many, NaN and Inf.
+    """
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=random) * torch.randn(shape, generator=random).exp2()
     flat = x.flatten()
-    for first, value in ((1, 0.0), (2, -0.0), (3, 2.0**-149), (5, -(2.0**-126)), (8, 3.4028234e38), (13, 1.99)):
+    for first, value in (
+        (1, 0.0),
+        (2, -0.0),
+        (3, 2.0**-149),
+        (5, -(2.0**-126)),
+        (8, 3.4028234e38),
+        (13, 1.99),
+    ):
         flat[first::97] = value
     if len(flat) > 1000:
         flat[:200] *= 2.0**-140  # whole blocks beside the least scale
@@ -57,7 +95,11 @@ def drawn(shape: tuple[int, ...], seed: int = 0) -> Tensor:
 
 def same(one: Tensor, other: Tensor) -> bool:
     """Bitwise, but any NaN is like any other."""
-    if one.dtype != other.dtype or one.shape != other.shape or not torch.equal(one.isnan(), other.isnan()):
+    if (
+        one.dtype != other.dtype
+        or one.shape != other.shape
+        or not torch.equal(one.isnan(), other.isnan())
+    ):
         return False
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[one.element_size()]
     bits = [torch.where(t.isnan(), 0, t).contiguous().view(kind) for t in (one, other)]
@@ -68,7 +110,9 @@ def same(one: Tensor, other: Tensor) -> bool:
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cpp_is_the_definition(dtype: torch.dtype, every: bool) -> None:
-    """Every shape, format and rounding; or of these each two together, with the roundings in turn."""
+    """Every shape, format and rounding; or of these each two together, with the roundings in
+    turn.
+    """
     from sparrow.kernels.quantise import cpp
 
     covered = 0
@@ -87,7 +131,10 @@ def test_cpp_is_the_definition(dtype: torch.dtype, every: bool) -> None:
                         assert same(ours, theirs), (what, out)
                         covered += 1
                     if cpp.covers(x, format, axis, how, True):
-                        packed = [encode(x, format, axis, how, draw=DRAW, impl=impl) for impl in ("cpp", "reference")]
+                        packed = [
+                            encode(x, format, axis, how, draw=DRAW, impl=impl)
+                            for impl in ("cpp", "reference")
+                        ]
                         for one, other in zip(*packed, strict=True):
                             assert (one is None) == (other is None), what
                             assert one is None or same(one, other), what
@@ -106,7 +153,10 @@ def test_any_number_of_threads_gives_the_same_bits(threads) -> None:  # type: ig
                 values = rounded(x, FORMATS[name], axis, "stochastic", draw=DRAW, impl="cpp")
                 found.append((values, *encode(x, FORMATS[name], axis, impl="cpp")))
             for other in found[1:]:
-                assert all(a is b or same(a, b) for a, b in zip(found[0], other, strict=True)), (name, axis)
+                assert all(a is b or same(a, b) for a, b in zip(found[0], other, strict=True)), (
+                    name,
+                    axis,
+                )
 
 
 @built
@@ -115,18 +165,26 @@ def test_packed_is_rounded(axis: int) -> None:
     x = drawn((300, 257))
     for name, format in FORMATS.items():
         packed = encode(x, format, axis, impl="cpp")
-        assert same(decode(packed, format, x.shape[axis], axis), rounded(x, format, axis, impl="cpp")), name
+        assert same(
+            decode(packed, format, x.shape[axis], axis), rounded(x, format, axis, impl="cpp")
+        ), name
 
 
 def test_other_layouts_are_read_as_they_are() -> None:
     x = drawn((96, 64))
     for given in (x.t(), x[:, ::2], x[3].expand(5, -1)):
-        assert same(rounded(given, FORMATS["mxfp6"]), rounded(given.clone(), FORMATS["mxfp6"], impl="reference"))
+        assert same(
+            rounded(given, FORMATS["mxfp6"]),
+            rounded(given.clone(), FORMATS["mxfp6"], impl="reference"),
+        )
 
 
 def test_another_step_draws_other_numbers() -> None:
     x = drawn((40, 64))
-    one, other, again = (rounded(x, FORMATS["mxfp4"], how="stochastic", draw=Draw(key=3, number=n)) for n in (0, 1, 0))
+    one, other, again = (
+        rounded(x, FORMATS["mxfp4"], how="stochastic", draw=Draw(key=3, number=n))
+        for n in (0, 1, 0)
+    )
     assert (one != other).any()
     assert same(one, again)
 
@@ -198,11 +256,15 @@ def test_cpp_decodes_as_the_definition() -> None:
             if not cpp.decodes(format):
                 continue
             assert isinstance(format.block, int)
-            wide = torch.randint(0, 256, (rows, bytes_codes + -(-length // format.block) + 3), generator=random)
+            wide = torch.randint(
+                0, 256, (rows, bytes_codes + -(-length // format.block) + 3), generator=random
+            )
             wide = wide.to(torch.uint8)
             wide[:, bytes_codes] = torch.arange(rows)
             packed = Packed(wide[:, :bytes_codes], wide[:, bytes_codes:-3], None)
-            found, expected = (decode_rows(packed, format, length, impl=impl) for impl in ("cpp", "reference"))
+            found, expected = (
+                decode_rows(packed, format, length, impl=impl) for impl in ("cpp", "reference")
+            )
             assert same(found, expected), (name, rows, length)
             decoded += 1
     assert decoded > 60

@@ -29,7 +29,11 @@ def frames(rows: int, sets: int, policy: str = "lru") -> Frames:
 
 
 def content(of: Frames) -> dict[int, int]:
-    return {row: stamp for row, stamp in zip(of.tags_F.tolist(), of.stamps_F.tolist(), strict=True) if row >= 0}
+    return {
+        row: stamp
+        for row, stamp in zip(of.tags_F.tolist(), of.stamps_F.tolist(), strict=True)
+        if row >= 0
+    }
 
 
 @pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 1000, 4096, 99_991, 2**20])
@@ -45,15 +49,25 @@ def test_every_row_has_a_way_where_there_is_a_frame_for_each(rows: int) -> None:
 
 @built
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), policy=st.sampled_from(POLICIES.names()), sets=st.integers(1, 3), protect=st.integers(1, 3))
-def test_both_kernels_do_the_same(data: st.DataObject, policy: str, sets: int, protect: int) -> None:
+@given(
+    data=st.data(),
+    policy=st.sampled_from(POLICIES.names()),
+    sets=st.integers(1, 3),
+    protect=st.integers(1, 3),
+)
+def test_both_kernels_do_the_same(
+    data: st.DataObject, policy: str, sets: int, protect: int
+) -> None:
     rows = 400
     mine, its = frames(rows, sets, policy), frames(rows, sets, policy)
     seeds = data.draw(st.lists(st.integers(0, 1 << 30), min_size=1, max_size=12))
-    start = data.draw(st.sampled_from([250, -8]))  # counts grow old on the way; batches before a checkpoint are below 0
+    # counts grow old on the way; batches before a checkpoint are below 0
+    start = data.draw(st.sampled_from([250, -8]))
     for batch, seed in enumerate(seeds, start):
         g = torch.Generator().manual_seed(seed)
-        rows_N = (torch.rand(90, generator=g) ** 2 * rows).to(torch.int32 if seed % 2 else torch.int64)
+        rows_N = (torch.rand(90, generator=g) ** 2 * rows).to(
+            torch.int32 if seed % 2 else torch.int64
+        )
         one = row_cache.admit(mine, rows_N, batch, batch - protect, impl="cpp")
         other = row_cache.admit(its, rows_N.flip(0), batch, batch - protect, impl="reference")
         order, its_order = one.rows_L.argsort(), other.rows_L.argsort()
@@ -64,14 +78,17 @@ def test_both_kernels_do_the_same(data: st.DataObject, policy: str, sets: int, p
             assert torch.equal(getattr(mine, name), getattr(its, name)), name
         everything = torch.arange(rows)
         assert torch.equal(
-            row_cache.slots_of(mine, everything, impl="cpp"), row_cache.slots_of(mine, everything, impl="reference")
+            row_cache.slots_of(mine, everything, impl="cpp"),
+            row_cache.slots_of(mine, everything, impl="reference"),
         )
 
 
 @built
 @pytest.mark.parametrize("policy", POLICIES.names())
 def test_threads_change_nothing(threads: Callable[[int], None], policy: str) -> None:
-    """From 8,192 ids on they share a batch. Who enters, who leaves and the order of it are as with one thread."""
+    """From 8,192 ids on they share a batch. Who enters, who leaves and the order of it are as with
+    one thread.
+    """
     rows, sets = 20_000, 128
     of = {count: frames(rows, sets, policy) for count in (0, 1, 2, 4)}  # 0 has the reference's
     g, left = torch.Generator().manual_seed(0), 0
@@ -80,15 +97,21 @@ def test_threads_change_nothing(threads: Callable[[int], None], policy: str) -> 
         made = {}
         for count, its in of.items():
             threads(max(count, 1))
-            made[count] = row_cache.admit(its, rows_N, batch, batch - 1, impl="cpp" if count else "reference")
+            made[count] = row_cache.admit(
+                its, rows_N, batch, batch - 1, impl="cpp" if count else "reference"
+            )
         want = made.pop(0)
         order = want.rows_L.argsort()
         left += int((want.old_L >= 0).sum())
         for count, moves in made.items():
-            assert torch.equal(moves.rows_L, made[1].rows_L)  # in one order, in which those that leave are written
+            # in one order, in which those that leave are written
+            assert torch.equal(moves.rows_L, made[1].rows_L)
             mine = moves.rows_L.argsort()
             for name in ("frames_L", "rows_L", "old_L"):
-                assert torch.equal(getattr(moves, name)[mine], getattr(want, name)[order]), (count, name)
+                assert torch.equal(getattr(moves, name)[mine], getattr(want, name)[order]), (
+                    count,
+                    name,
+                )
             assert torch.equal(moves.slots_N, want.slots_N)
             assert (moves.hits, moves.unique) == (want.hits, want.unique)
             for name in ("tags_F", "stamps_F", "counts_R"):

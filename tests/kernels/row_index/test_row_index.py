@@ -39,11 +39,15 @@ def index_of(policy: Policy, rows: tuple[int, int] | None = None) -> Index:
     return made
 
 
-def use(index: Index, ids: list[int], now: int, batch: int = 0, settled: int = -1, impl: Impl = "auto") -> Any:
+def use(
+    index: Index, ids: list[int], now: int, batch: int = 0, settled: int = -1, impl: Impl = "auto"
+) -> Any:
     """Admit a batch. By default it is number `now`, and all before it have learnt."""
     batch = batch or now
     keys_N = row_index.keys_of(torch.tensor(ids, dtype=torch.int64))
-    return row_index.admit(index, keys_N, now, batch, batch - 1 if settled < 0 else settled, impl=impl)
+    return row_index.admit(
+        index, keys_N, now, batch, batch - 1 if settled < 0 else settled, impl=impl
+    )
 
 
 def held(index: Index) -> set[int]:
@@ -51,12 +55,16 @@ def held(index: Index) -> set[int]:
 
 
 def rows_of(index: Index, ids: list[int], now: int = 0, impl: Impl = "auto") -> list[int]:
-    found: list[int] = row_index.find(index, row_index.keys_of(torch.tensor(ids)), now, impl=impl).tolist()
+    found: list[int] = row_index.find(
+        index, row_index.keys_of(torch.tensor(ids)), now, impl=impl
+    ).tolist()
     return found
 
 
 policies = st.builds(
-    lambda lfu, half, **given: Policy(evict="lfu" if lfu else "lru", half_life=half if lfu else None, **given),
+    lambda lfu, half, **given: Policy(
+        evict="lfu" if lfu else "lru", half_life=half if lfu else None, **given
+    ),
     lfu=st.booleans(),
     half=st.sampled_from([None, 3.0, 10.0]),
     capacity=st.sampled_from([1, 4, 17, 40]),
@@ -66,18 +74,26 @@ policies = st.builds(
     ttl=st.sampled_from([None, 2, 5, 20]),
 )
 ids_of_a_batch = st.lists(st.one_of(st.integers(0, 60), st.integers(0, MOST)), max_size=25)
-batches = st.lists(st.tuples(ids_of_a_batch, st.integers(0, 3), st.booleans()), min_size=1, max_size=25)
+batches = st.lists(
+    st.tuples(ids_of_a_batch, st.integers(0, 3), st.booleans()), min_size=1, max_size=25
+)
 
 
 @built
 @settings(max_examples=150, deadline=None)
-@given(policy=policies, steps=batches, parts=st.sampled_from([1, 2, 3, 5]), forget=st.integers(0, 25))
+@given(
+    policy=policies, steps=batches, parts=st.sampled_from([1, 2, 3, 5]), forget=st.integers(0, 25)
+)
 def test_kernels_and_parts_do_the_same(
     policy: Policy, steps: list[tuple[list[int], int, bool]], parts: int, forget: int
 ) -> None:
-    """Whatever the ids: both kernels, buckets in parts, and an index that is made anew from its rows."""
+    """Whatever the ids: both kernels, buckets in parts, and an index that is made anew from its
+    rows.
+    """
     one, other, anew = index_of(policy), index_of(policy), index_of(policy)
-    cut = [(index_of(policy, rows), keys) for rows, keys in policy.blocks(parts) if rows[0] < rows[1]]
+    cut = [
+        (index_of(policy, rows), keys) for rows, keys in policy.blocks(parts) if rows[0] < rows[1]
+    ]
     now = settled = 0
     for batch, (ids, passes, learns) in enumerate(steps, 1):
         now += passes
@@ -100,10 +116,13 @@ def test_kernels_and_parts_do_the_same(
         for name in FIELDS:
             assert torch.equal(getattr(one, name), getattr(other, name)), name
             assert torch.equal(getattr(one, name), getattr(anew, name)), name
-            assert torch.equal(torch.cat([getattr(part, name) for part, _ in cut]), getattr(one, name)), name
+            assert torch.equal(
+                torch.cat([getattr(part, name) for part, _ in cut]), getattr(one, name)
+            ), name
         asked = torch.tensor([*ids, *range(10), MOST])
         both = [
-            row_index.find(i, row_index.keys_of(asked), now, impl=k) for i, k in ((one, "reference"), (other, "cpp"))
+            row_index.find(i, row_index.keys_of(asked), now, impl=k)
+            for i, k in ((one, "reference"), (other, "cpp"))
         ]
         assert torch.equal(*both)
         settled = batch if learns else settled
@@ -129,7 +148,9 @@ def test_threads_do_the_same(threads: Callable[[int], None]) -> None:
             assert torch.equal(getattr(got, name), getattr(want, name)), name
         for name in FIELDS:
             assert torch.equal(getattr(one, name), getattr(three, name)), name
-        assert torch.equal(*(row_index.find(index, row_index.keys_of(ids), batch) for index in (one, three)))
+        assert torch.equal(
+            *(row_index.find(index, row_index.keys_of(ids), batch) for index in (one, three))
+        )
     assert min(total[of] for of in ("hits", "admitted", "evicted", "expired")) > 100, total
 
 
@@ -143,7 +164,11 @@ def test_two_ids_never_share_a_row_and_nothing_leaves_a_bucket_with_room(
         now += passes
         before = held(index)
         found = use(index, ids, now, batch, settled)
-        live = {id: row for id, row in zip(ids, found.rows_N.tolist(), strict=True) if int(index.ids_R[row]) >= 0}
+        live = {
+            id: row
+            for id, row in zip(ids, found.rows_N.tolist(), strict=True)
+            if int(index.ids_R[row]) >= 0
+        }
         assert all(int(index.ids_R[row]) == id for id, row in live.items())
         assert len(set(live.values())) == len(live)
         assert len(held(index)) == int((index.ids_R > 0).sum()), "an id has two rows"
@@ -151,8 +176,12 @@ def test_two_ids_never_share_a_row_and_nothing_leaves_a_bucket_with_room(
         if policy.ttl is None:
             for bucket in range(policy.buckets):
                 own = index.ids_R[index.starts_B1[bucket] : index.starts_B1[bucket + 1]]
-                keys = row_index.keys_of(torch.tensor(sorted(before - held(index)), dtype=torch.int64))
-                assert not bool((own == FREE).any()) or not bool((keys >> policy.shift == bucket).any())
+                keys = row_index.keys_of(
+                    torch.tensor(sorted(before - held(index)), dtype=torch.int64)
+                )
+                assert not bool((own == FREE).any()) or not bool(
+                    (keys >> policy.shift == bucket).any()
+                )
         settled = batch if learns else settled
 
 
@@ -236,7 +265,11 @@ def test_rows_of_batches_that_have_not_learnt_stay(impl: Impl) -> None:
     use(index, [1, 2], 1, 1, 0, impl)
     use(index, [2, 3], 2, 2, 0, impl)
     found = use(index, [4, 5], 3, 3, 0, impl)
-    assert found.counts["crowded"] == 2 and found.rows_N.tolist() == [0, 0] and held(index) == {1, 2, 3}
+    assert (
+        found.counts["crowded"] == 2
+        and found.rows_N.tolist() == [0, 0]
+        and held(index) == {1, 2, 3}
+    )
     found = use(index, [4, 5], 4, 4, 1, impl)  # the first batch has learnt: 1 may go
     assert found.counts["crowded"] == 1 and held(index) >= {2, 3}
     found = use(index, [1, 2, 3, 4, 5, 6], 5, 5, 4, impl)
@@ -265,7 +298,9 @@ def test_an_index_says_what_is_wrong_with_its_rows() -> None:
 
 @built
 def test_it_is_full_before_anything_leaves() -> None:
-    """Buckets of 8,192 rows and more: the first id leaves when 95 % of the rows are in use, or later."""
+    """Buckets of 8,192 rows and more: the first id leaves when 95 % of the rows are in use, or
+    later.
+    """
     policy = Policy(capacity=1_000_000, buckets=64)
     index, random = index_of(policy), torch.Generator().manual_seed(0)
     now, kept = 0, 0
@@ -281,21 +316,28 @@ def test_it_is_full_before_anything_leaves() -> None:
 
 @built
 def test_memory_stays_where_ids_drift() -> None:
-    """Half a million ids through a thousand rows: no tensor grows, and the table holds the last ones."""
+    """Half a million ids through a thousand rows: no tensor grows, and the table holds the last
+    ones.
+    """
     index = index_of(Policy(capacity=1000))
     for now in range(1, 501):
-        row_index.admit(index, row_index.keys_of(torch.arange(1000 * now, 1000 * now + 1000)), now, now, now - 1)
+        row_index.admit(
+            index, row_index.keys_of(torch.arange(1000 * now, 1000 * now + 1000)), now, now, now - 1
+        )
     assert held(index) == set(range(500_000, 501_000))
     assert index.work.nbytes == index.policy.index_bytes(index.policy.rows)
 
 
 def test_keys_are_a_bijection() -> None:
-    ids_N = torch.cat([torch.arange(1000), MOST - torch.arange(1000), torch.randint(0, MOST, (1000,))])
+    ids_N = torch.cat(
+        [torch.arange(1000), MOST - torch.arange(1000), torch.randint(0, MOST, (1000,))]
+    )
     for impl in ("reference", "auto"):
         keys_N: Tensor = row_index.keys_of(ids_N, impl=impl)  # type: ignore[arg-type]
         assert torch.equal(unmix63(keys_N), ids_N) and bool((keys_N >= 0).all())
     assert int(row_index.keys_of(torch.tensor([0]))) == 0
-    counts = torch.bincount(row_index.keys_of(torch.arange(1, 64_001)) >> 57, minlength=64)  # of neighbours: even
+    # of neighbours: even
+    counts = torch.bincount(row_index.keys_of(torch.arange(1, 64_001)) >> 57, minlength=64)
     assert float(((counts - 1000.0) ** 2 / 1000).sum()) < 110
 
 

@@ -14,7 +14,9 @@ IMPLS: list[Any] = ["reference", pytest.param("cpp", marks=built)]
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_slots_are_as_they_are_defined(impl: Impl) -> None:
-    """Of three keys, of which one has no level above and one shares the words of another table's."""
+    """Of three keys, of which one has no level above and one shares the words of another
+    table's.
+    """
     places_W2 = torch.cat([places_of(torch.tensor([2]), 3), places_of(torch.tensor([0, 3, 9]), 10)])
     begins, below = [1, -1, 0], [8, 5, 2]
     rows = torch.tensor([0, 1, 3, 9, 3, 4, 2, 1])
@@ -22,7 +24,10 @@ def test_slots_are_as_they_are_defined(impl: Impl) -> None:
         slots = row_levels.slots_of(rows_N, [0, 5, 6, 8], places_W2, begins, below, impl=impl)
         assert slots.dtype == torch.int64 and slots.tolist() == [8, 1, 9, 10, 9, 4, 2, 1]
     assert rows.tolist() == [0, 1, 3, 9, 3, 4, 2, 1]  # what it was given stays
-    assert row_levels.slots_of(rows[:0], [0, 0, 0, 0], places_W2, begins, below, impl=impl).numel() == 0
+    assert (
+        row_levels.slots_of(rows[:0], [0, 0, 0, 0], places_W2, begins, below, impl=impl).numel()
+        == 0
+    )
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -32,9 +37,16 @@ def test_slots_are_those_of_a_map(share: float, rows: int, impl: Impl, threads: 
     """At every size of the level above, on many threads."""
     threads(3)
     random = torch.Generator().manual_seed(rows)
-    above = [torch.randperm(rows, generator=random)[: round(share * rows)].sort().values for _ in range(3)]
+    above = [
+        torch.randperm(rows, generator=random)[: round(share * rows)].sort().values
+        for _ in range(3)
+    ]
     rows_N = torch.randint(0, rows, (30_001,), generator=random)
-    bounds, below, words = [0, 10_000, 10_000, 30_001], [rows, 1, 7], [places_of(rows_U, rows) for rows_U in above]
+    bounds, below, words = (
+        [0, 10_000, 10_000, 30_001],
+        [rows, 1, 7],
+        [places_of(rows_U, rows) for rows_U in above],
+    )
     begins = [k * len(words[0]) for k in range(3)]
     found = row_levels.slots_of(rows_N, bounds, torch.cat(words), begins, below, impl=impl)
     for k, rows_U in enumerate(above):
@@ -48,4 +60,6 @@ def test_slots_are_those_of_a_map(share: float, rows: int, impl: Impl, threads: 
 @pytest.mark.parametrize("row", [-1, 64, 1 << 40])
 def test_a_row_that_is_nowhere_is_refused(row: int) -> None:
     with pytest.raises(ValueError, match="expected rows that are on the levels"):
-        row_levels.slots_of(torch.tensor([row]), [0, 1], places_of(torch.tensor([2]), 3), [0], [2], impl="cpp")
+        row_levels.slots_of(
+            torch.tensor([row]), [0, 1], places_of(torch.tensor([2]), 3), [0], [2], impl="cpp"
+        )

@@ -18,10 +18,10 @@ from sparrow.kernels.rules import (
     adagrad,
     adam,
     init_state,
-    regularized_update,
     rowwise_adagrad,
     sgd,
 )
+from sparrow.kernels.rules._regularized import regularized_update
 
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
 IMPLS = ["reference", pytest.param("cpp", marks=built)]
@@ -57,23 +57,33 @@ def random_state(rule: RowRule, rows: int, dim: int) -> dict[str, Tensor]:
     """The state after an update that not all rows had."""
     state = init_state(rule, rows, dim)
     half = {name: tensor[::2] for name, tensor in state.items()}
-    _, half = rule.update(torch.zeros(len(range(0, rows, 2)), dim), half, torch.ones(1, dim), torch.tensor(0.1))
+    _, half = rule.update(
+        torch.zeros(len(range(0, rows, 2)), dim), half, torch.ones(1, dim), torch.tensor(0.1)
+    )
     for name in state:
         state[name][::2] = half[name]
     return state
 
 
-# -- the family ------------------------------------------------------------------------------------------------------
+# -- the family ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_member_is_pure_and_works_row_by_row(name: str, extra: str) -> None:
     rule = MEMBERS[name](regularization=Regularization(**EXTRAS[extra]))
-    weight_UD, grad_UD, lr, state = torch.randn(5, 3), torch.randn(5, 3), torch.tensor(0.2), random_state(rule, 5, 3)
+    weight_UD, grad_UD, lr, state = (
+        torch.randn(5, 3),
+        torch.randn(5, 3),
+        torch.tensor(0.2),
+        random_state(rule, 5, 3),
+    )
     before = [t.clone() for t in (weight_UD, grad_UD, lr, *state.values())]
     all_weight_UD, all_state = regularized_update(rule, weight_UD, state, grad_UD, lr)
-    assert all(torch.equal(a, b) for a, b in zip(before, (weight_UD, grad_UD, lr, *state.values()), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, (weight_UD, grad_UD, lr, *state.values()), strict=True)
+    )
     assert all_state.keys() == state.keys()
     row = slice(2, 3)
     own = {k: v[row] for k, v in state.items()}
@@ -98,7 +108,9 @@ def test_a_member_states_its_interface(name: str) -> None:
 @built
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("name", MEMBERS)
-def test_cpp_runs_a_member_as_the_reference_does_or_says_that_it_cannot(name: str, extra: str) -> None:
+def test_cpp_runs_a_member_as_the_reference_does_or_says_that_it_cannot(
+    name: str, extra: str
+) -> None:
     rule = MEMBERS[name](regularization=Regularization(**EXTRAS[extra]))
     weight_RD, grads = torch.randn(6, 5), [torch.randn(6, 5) for _ in range(3)]
     expected_RD = run(embedding_bag.tables_of(weight_RD.clone(), rule), "reference", grads, 0.1)
@@ -128,7 +140,7 @@ def test_impossible_regularization_is_refused(name: str, bad: float) -> None:
         Regularization(**{name: bad})
 
 
-# -- against torch.optim, where every batch uses every row -----------------------------------------------------------
+# -- against torch.optim, where every batch uses every row -----------------------------------------
 
 SAME: dict[str, tuple[RowRule, Callable[[list[Tensor]], torch.optim.Optimizer]]] = {
     "SGD": (sgd.Config(), lambda w: torch.optim.SGD(w, lr=0.1)),
@@ -181,7 +193,9 @@ def test_adam_counts_the_updates_of_each_row(impl: Impl) -> None:
     tables = embedding_bag.tables_of(start_RD.clone(), adam.Config())
     for step, grad_RD in enumerate(grads, 1):
         rows_U = torch.tensor([0, 1] if step in (1, 5) else [1])
-        embedding_bag.update_rows(tables, [(rows_U, grad_RD[rows_U])], torch.tensor([0.1]), impl=impl)
+        embedding_bag.update_rows(
+            tables, [(rows_U, grad_RD[rows_U])], torch.tensor([0.1]), impl=impl
+        )
         if step in (1, 5):
             expected_RD.grad = grad_RD[:1].clone()
             optimizer.step()
@@ -193,8 +207,12 @@ def test_adam_counts_the_updates_of_each_row(impl: Impl) -> None:
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("name", MEMBERS)
-def test_a_gradient_without_a_finite_square_does_not_end_a_rows_learning(name: str, extra: str, impl: Impl) -> None:
-    """It is left out of its own row, state and all, and the next one counts as ever; other rows step as usual."""
+def test_a_gradient_without_a_finite_square_does_not_end_a_rows_learning(
+    name: str, extra: str, impl: Impl
+) -> None:
+    """It is left out of its own row, state and all, and the next one counts as ever; other rows
+    step as usual.
+    """
     rule = MEMBERS[name](regularization=Regularization(**EXTRAS[extra]))
     start_RD, first_RD, sound_RD, second_RD = (torch.randn(5, 3) for _ in range(4))
     bad_RD = sound_RD.clone()
@@ -208,21 +226,30 @@ def test_a_gradient_without_a_finite_square_does_not_end_a_rows_learning(name: s
         return {"weight": weight_RD, **tables[0].levels[0].state}
 
     found = after([first_RD, bad_RD, second_RD], impl)
-    without, usual = after([first_RD, second_RD], impl), after([first_RD, sound_RD, second_RD], impl)
+    without, usual = (
+        after([first_RD, second_RD], impl),
+        after([first_RD, sound_RD, second_RD], impl),
+    )
     for field, value in found.items():
         assert torch.equal(value[:4], without[field][:4]), field
-        assert torch.equal(value[4], usual[field][4]) and not torch.equal(value[4], without[field][4]), field
-    torch.testing.assert_close(found, after([first_RD, bad_RD, second_RD], "reference"), rtol=2e-5, atol=1e-6)
+        assert torch.equal(value[4], usual[field][4]) and not torch.equal(
+            value[4], without[field][4]
+        ), field
+    torch.testing.assert_close(
+        found, after([first_RD, bad_RD, second_RD], "reference"), rtol=2e-5, atol=1e-6
+    )
 
 
-# -- by hand ---------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def test_rowwise_adagrad_adds_up_mean_squares() -> None:
     rule = rowwise_adagrad.Config(lr=0.1, eps=0.5, initial=1.0)
     weight_UD, state = torch.zeros(1, 2), init_state(rule, 1, 2)
     for _ in range(2):
-        weight_UD, state = rule.update(weight_UD, state, torch.tensor([[3.0, -1.0]]), torch.tensor(0.1))
+        weight_UD, state = rule.update(
+            weight_UD, state, torch.tensor([[3.0, -1.0]]), torch.tensor(0.1)
+        )
     torch.testing.assert_close(state["sum"], torch.tensor([1.0 + 5.0 + 5.0]))
     rate = 0.1 / (6**0.5 + 0.5) + 0.1 / (11**0.5 + 0.5)
     torch.testing.assert_close(weight_UD, torch.tensor([[-3 * rate, rate]]))
@@ -243,7 +270,9 @@ def test_clip_norm_shortens_long_gradients_only(impl: Impl) -> None:
     rule = sgd.Config(regularization=Regularization(clip_norm=5.0))
     grad_RD = torch.tensor([[6.0, 8.0], [3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     weight_RD = run(embedding_bag.tables_of(torch.zeros(4, 2), rule), impl, [grad_RD], 1.0)
-    torch.testing.assert_close(weight_RD, -torch.tensor([[3.0, 4.0], [3.0, 4.0], [0.3, 0.4], [0.0, 0.0]]))
+    torch.testing.assert_close(
+        weight_RD, -torch.tensor([[3.0, 4.0], [3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    )
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -251,14 +280,21 @@ def test_max_norm_shortens_long_rows_only(impl: Impl) -> None:
     rule = sgd.Config(regularization=Regularization(max_norm=5.0))
     weight_RD = torch.tensor([[6.0, 8.0], [3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     found_RD = run(embedding_bag.tables_of(weight_RD.clone(), rule), impl, [torch.zeros(4, 2)], 1.0)
-    torch.testing.assert_close(found_RD, torch.tensor([[3.0, 4.0], [3.0, 4.0], [0.3, 0.4], [0.0, 0.0]]))
+    torch.testing.assert_close(
+        found_RD, torch.tensor([[3.0, 4.0], [3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    )
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_the_order_is_clip_decay_rule_limit(impl: Impl) -> None:
     grad_RD, start_RD = torch.tensor([[6.0, 8.0]]), torch.tensor([[10.0, 0.0]])
     l2 = Regularization(weight_decay=0.1, clip_norm=5.0, max_norm=5.0)
-    found_RD = run(embedding_bag.tables_of(start_RD.clone(), sgd.Config(regularization=l2)), impl, [grad_RD], 1.0)
+    found_RD = run(
+        embedding_bag.tables_of(start_RD.clone(), sgd.Config(regularization=l2)),
+        impl,
+        [grad_RD],
+        1.0,
+    )
     # gradient (3, 4) + (1, 0), weights (6, -4), which are too long
     torch.testing.assert_close(found_RD, torch.tensor([[6.0, -4.0]]) * 5 / 52**0.5)
     decoupled = dataclasses.replace(l2, decay="decoupled", max_norm=0.0)

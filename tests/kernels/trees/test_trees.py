@@ -16,7 +16,9 @@ IMPLS: list[Any] = ["reference", pytest.param("cpp", marks=built)]
 
 
 def forest(trees: int, depth: int, tasks: int, seed: int) -> tuple[Trees, Tensor]:
-    """Returns trees of up to `depth` branches over two numbers and an id, and rows with equal and missing numbers."""
+    """Returns trees of up to `depth` branches over two numbers and an id, and rows with equal and
+    missing numbers.
+    """
     random = torch.Generator().manual_seed(seed)
 
     def draw(most: int) -> int:
@@ -72,7 +74,9 @@ def one_by_one(trees: Trees, x_X: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("impl", IMPLS)
 @given(st.integers(0, 9), st.integers(0, 5), st.integers(1, 3), st.integers(0, 1000))
-def test_rows_fall_into_their_leaves(impl: Any, trees: int, depth: int, tasks: int, seed: int) -> None:
+def test_rows_fall_into_their_leaves(
+    impl: Any, trees: int, depth: int, tasks: int, seed: int
+) -> None:
     made, x_BX = forest(trees, depth, tasks, seed)
     found = sum_of_leaves(made, x_BX, depth, impl=impl)
     want = torch.stack([one_by_one(made, x_X) for x_X in x_BX])
@@ -81,7 +85,9 @@ def test_rows_fall_into_their_leaves(impl: Any, trees: int, depth: int, tasks: i
 
 
 @built
-@pytest.mark.parametrize(("field", "wrong"), [("left_M", 10**6), ("right_M", -1), ("input_M", 3), ("set_M", 4)])
+@pytest.mark.parametrize(
+    ("field", "wrong"), [("left_M", 10**6), ("right_M", -1), ("input_M", 3), ("set_M", 4)]
+)
 def test_nodes_of_a_damaged_file_are_refused(field: str, wrong: int) -> None:
     made, x_BX = forest(3, 4, 1, 0)
     getattr(made, field)[0] = wrong

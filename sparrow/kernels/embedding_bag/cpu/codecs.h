@@ -147,6 +147,7 @@ INLINE V<W> from_fp16(const H<W>& h) {
 
 // A reader of a row gives its lanes from a column on, LANES at most.
 struct Fp32 {
+  static constexpr bool is_fp32 = true;
   const uint8_t* row;
   INLINE Fp32(const uint8_t* row, int64_t) : row(row) {}
   template <int W>
@@ -156,6 +157,7 @@ struct Fp32 {
 };
 
 struct Fp16 {
+  static constexpr bool is_fp32 = false, is_long = false;
   const uint8_t* row;
   INLINE Fp16(const uint8_t* row, int64_t) : row(row) {}
   template <int W>
@@ -165,6 +167,7 @@ struct Fp16 {
 };
 
 struct Bf16 {
+  static constexpr bool is_fp32 = false, is_long = false;
   const uint8_t* row;
   INLINE Bf16(const uint8_t* row, int64_t) : row(row) {}
   template <int W>
@@ -174,6 +177,7 @@ struct Bf16 {
 };
 
 struct Int8 {
+  static constexpr bool is_fp32 = false, is_long = false;
   const uint8_t* row;
   const float scale, bias;
   INLINE Int8(const uint8_t* row, int64_t dim)
@@ -221,6 +225,7 @@ INLINE I<W> four_bits(const uint8_t* row, int64_t at) {
 }
 
 struct Int4 {
+  static constexpr bool is_fp32 = false, is_long = false;
   const uint8_t* row;
   const float scale, bias;
   INLINE Int4(const uint8_t* row, int64_t dim)
@@ -271,6 +276,7 @@ INLINE float scale_of(int32_t byte) { return bits_as<float>(byte << 23 | (byte =
 
 template <class E_>
 struct Mx {
+  static constexpr bool is_fp32 = false, is_long = true;
   using E = E_;
   const uint8_t *row, *scales;
   INLINE Mx(const uint8_t* row, int64_t dim) : row(row), scales(row + (dim * E::bits + 7) / 8) {}
@@ -304,17 +310,19 @@ using Mxfp8 = Mx<Element<8, 3, 7, 126>>;
 using Mxfp6 = Mx<Element<6, 3, 1, 31>>;
 using Mxfp4 = Mx<Element<4, 1, 1, 7>>;
 
-// Rows of which some are fp32: see `Places`.
+// Whether a row is of fp32 among others: see `Places`.
+INLINE bool is_frame(const uint8_t* row) { return reinterpret_cast<uintptr_t>(row) & kFrame; }
+
+// Rows of which some are frames.
 template <class Other>
 struct Mixed {
-  const bool is_frame;
+  const bool is_fp32;
   const uint8_t* row;
   const int64_t dim;
-  INLINE Mixed(const uint8_t* row, int64_t dim)
-      : is_frame(reinterpret_cast<uintptr_t>(row) & kFrame), row(address_of(row)), dim(dim) {}
+  INLINE Mixed(const uint8_t* row, int64_t dim) : is_fp32(is_frame(row)), row(address_of(row)), dim(dim) {}
   template <int W>
   INLINE V<W> at(int64_t at) const {
-    return is_frame ? Fp32(row, dim).at<W>(at) : Other(row, dim).template at<W>(at);
+    return is_fp32 ? Fp32(row, dim).at<W>(at) : Other(row, dim).template at<W>(at);
   }
 };
 
@@ -356,21 +364,28 @@ void decode_by(const uint8_t* row, int64_t dim, float* to) {
   });
 }
 
+using Decoder = void (*)(const uint8_t* row, int64_t dim, float* to);
+
+Decoder decoder_of(Format format) {
+  switch (format) {
+    case kFp32: return decode_by<Fp32>;
+    case kFp16: return decode_by<Fp16>;
+    case kBf16:
+    case kSplitBf16: return decode_by<Bf16>;
+    case kInt8: return decode_by<Int8>;
+    case kInt4: return decode_by<Int4>;
+    case kMxint8: return decode_by<Mxint8>;
+    case kMxfp8: return decode_by<Mxfp8>;
+    case kMxfp6: return decode_by<Mxfp6>;
+    case kMxfp4: return decode_by<Mxfp4>;
+  }
+  return nullptr;
+}
+
 // A row as its rule begins with it.
 void decode(const Level& level, int64_t row, int64_t dim, float* to) {
   const uint8_t* const from = level.row(row);
-  switch (level.format) {
-    case kFp32: return decode_by<Fp32>(from, dim, to);
-    case kFp16: return decode_by<Fp16>(from, dim, to);
-    case kBf16: return decode_by<Bf16>(from, dim, to);
-    case kInt8: return decode_by<Int8>(from, dim, to);
-    case kInt4: return decode_by<Int4>(from, dim, to);
-    case kMxint8: return decode_by<Mxint8>(from, dim, to);
-    case kMxfp8: return decode_by<Mxfp8>(from, dim, to);
-    case kMxfp6: return decode_by<Mxfp6>(from, dim, to);
-    case kMxfp4: return decode_by<Mxfp4>(from, dim, to);
-    case kSplitBf16: break;
-  }
+  if (level.format != kSplitBf16) return decoder_of(level.format)(from, dim, to);
   const uint8_t* const low = level.low + row * dim * 2;
   each(dim, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
@@ -486,13 +501,16 @@ INLINE void ends(const float* row, int64_t dim, float& low, float& high) {
   const auto by = [&](auto lanes) __attribute__((always_inline)) {
     constexpr int W = decltype(lanes)::width;
     V<W> least = load<W>(row), most = least;
+    I<W> nan{};  // the bits of one, if there is one: no comparison is true of it, so it would be passed over
     each_of<W>(dim, [&](auto, int64_t at) {
       const V<W> v = load<W>(row + at);
       least = v < least ? v : least;
       most = v > most ? v : most;
+      nan = v == v ? nan : I<W>{} + 0x7fc00000;
     });
-    low = folded<W>(least, [](const auto& a, const auto& b) { return a < b ? a : b; }) + 0.0f;
-    high = folded<W>(most, [](const auto& a, const auto& b) { return a > b ? a : b; }) + 0.0f;
+    const float none = sum_of<W>(bits_as<V<W>>(nan));  // 0, or NaN
+    low = folded<W>(least, [](const auto& a, const auto& b) { return a < b ? a : b; }) + none;
+    high = folded<W>(most, [](const auto& a, const auto& b) { return a > b ? a : b; }) + none;
   };
   dim >= LANES ? by(Lanes<LANES>{}) : by(Lanes<1>{});
 }

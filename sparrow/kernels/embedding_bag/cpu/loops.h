@@ -77,7 +77,25 @@ struct Shape {
   INLINE int64_t repeated() const { return count() * W - dim; }
 };
 
-#define EACH(k) _Pragma("GCC unroll 16") for (int64_t k = 0, each_count = shape.count(); k < each_count; ++k)
+// For every vector of a row. All are unrolled where K says how many they are, and four at a time in long rows.
+#define EACH(k, ...)                                                                    \
+  do {                                                                                  \
+    if constexpr (K > 0) {                                                              \
+      _Pragma("GCC unroll 16") for (int64_t k = 0; k < K; ++k) { __VA_ARGS__; }         \
+    } else if constexpr (W == 16) {                                                     \
+      const int64_t each_count = shape.count();                                         \
+      _Pragma("GCC unroll 4") for (int64_t k = 0; k < each_count; ++k) { __VA_ARGS__; } \
+    } else {                                                                            \
+      const int64_t each_count = shape.count();                                         \
+      for (int64_t k = 0; k < each_count; ++k) {                                        \
+        __VA_ARGS__;                                                                    \
+      }                                                                                 \
+    }                                                                                   \
+  } while (false)
+
+// A loop is a function of its own for each shape: in one with all of them the compiler keeps sums and counters in
+// memory.
+#define APART __attribute__((noinline))
 
 template <int W, int K>
 struct Vectors {
@@ -145,19 +163,18 @@ INLINE float dot(const Shape<W, K>& shape, const Vectors<W, K>& a, const Vectors
     for (int64_t j = 0; j < W; ++j) lanes[j] = j < repeated ? 0.0f : lanes[j];
     total = load<W>(lanes);
   }
-  EACH(k)
-    if (k < last) total += a[k] * b[k];
+  EACH(k, if (k < last) total += a[k] * b[k]);
   return sum_of<W>(total);
 }
 
 template <int W, int K>
 INLINE void read(const Shape<W, K>& shape, const float* from, Vectors<W, K>& to) {
-  EACH(k) to[k] = load<W>(from + shape.at(k));
+  EACH(k, to[k] = load<W>(from + shape.at(k)));
 }
 
 template <int W, int K>
 INLINE void write(const Shape<W, K>& shape, const Vectors<W, K>& from, float* to) {
-  EACH(k) store<W>(to + shape.at(k), from[k]);
+  EACH(k, store<W>(to + shape.at(k), from[k]));
 }
 
 template <int W>
@@ -189,7 +206,7 @@ struct Target {  // what a rule may change: the row's weights, in `w`, and its s
 template <int W, int K>
 INLINE void sgd(const Target<W, K>& t) {
   const auto& shape = t.shape;
-  EACH(k) t.w[k] -= t.rule.lr * t.g[k];
+  EACH(k, t.w[k] -= t.rule.lr * t.g[k]);
 }
 
 template <int W, int K>
@@ -197,7 +214,7 @@ INLINE void rowwise_adagrad(const Target<W, K>& t) {
   const auto& shape = t.shape;
   const float sum = t.narrow(0) += dot(shape, t.g, t.g) / static_cast<float>(shape.dim);
   const float rate = t.rule.lr / (__builtin_sqrtf(sum) + t.rule.eps);
-  EACH(k) t.w[k] -= rate * t.g[k];
+  EACH(k, t.w[k] -= rate * t.g[k]);
 }
 
 template <int W, int K>
@@ -205,8 +222,8 @@ INLINE void adagrad(const Target<W, K>& t) {
   const auto& shape = t.shape;
   Vectors<W, K> sum = t.more(0);
   read(shape, t.wide(0), sum);
-  EACH(k) sum[k] += t.g[k] * t.g[k];
-  EACH(k) t.w[k] -= t.rule.lr / (square_root<W>(sum[k]) + t.rule.eps) * t.g[k];
+  EACH(k, sum[k] += t.g[k] * t.g[k]);
+  EACH(k, t.w[k] -= t.rule.lr / (square_root<W>(sum[k]) + t.rule.eps) * t.g[k]);
   write(shape, sum, t.wide(0));
 }
 
@@ -224,7 +241,7 @@ INLINE void first_moment(const Target<W, K>& t, Vectors<W, K>& m, float& step, f
   step = t.rule.lr / static_cast<float>(1 - __builtin_pow(t.rule.beta1, count));
   root = __builtin_sqrtf(static_cast<float>(1 - __builtin_pow(t.rule.beta2, count)));
   read(shape, t.wide(0), m);
-  EACH(k) m[k] = moment(m[k], t.g[k], t.rule.beta1);
+  EACH(k, m[k] = moment(m[k], t.g[k], t.rule.beta1));
   write(shape, m, t.wide(0));
 }
 
@@ -235,8 +252,8 @@ INLINE void adam(const Target<W, K>& t) {
   Vectors<W, K> m = t.more(0), v = t.more(1);
   first_moment(t, m, step, root);
   read(shape, t.wide(1), v);
-  EACH(k) v[k] = moment<V<W>>(v[k], t.g[k] * t.g[k], t.rule.beta2);
-  EACH(k) t.w[k] -= step * m[k] / (square_root<W>(v[k]) / root + t.rule.eps);
+  EACH(k, v[k] = moment<V<W>>(v[k], t.g[k] * t.g[k], t.rule.beta2));
+  EACH(k, t.w[k] -= step * m[k] / (square_root<W>(v[k]) / root + t.rule.eps));
   write(shape, v, t.wide(1));
 }
 
@@ -249,7 +266,7 @@ INLINE void rowwise_adam(const Target<W, K>& t) {
   const float mean = dot(shape, t.g, t.g) / static_cast<float>(shape.dim);
   const float v = t.narrow(1) = moment(t.narrow(1), mean, t.rule.beta2);
   const float rate = step / (__builtin_sqrtf(v) / root + t.rule.eps);
-  EACH(k) t.w[k] -= rate * m[k];
+  EACH(k, t.w[k] -= rate * m[k]);
 }
 
 // v *= min(1, most / norm of v)
@@ -258,7 +275,7 @@ INLINE void limit(const Shape<W, K>& shape, Vectors<W, K>& v, float most) {
   const float norm = __builtin_sqrtf(dot(shape, v, v));
   if (!(norm > most)) return;
   const float factor = most / norm;
-  EACH(k) v[k] *= factor;
+  EACH(k, v[k] *= factor);
 }
 
 // A row that is not stored as fp32, in scratch memory: its values, and where the fields of its state are.
@@ -276,6 +293,7 @@ void pack(const Level& level, const Rule& rule, const Rounding& rounding, int64_
     encode_state(level, rule, rounding, field, row, dim, weight + (1 + field) * kScratchRow(dim));
 }
 
+// The rule on a row. simple: what it is of tables that are so.
 template <bool simple, int W, int K>
 INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Vectors<W, K>& g, float* scratch) {
   const Rule& rule = table.rule;
@@ -294,9 +312,9 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
   read(shape, weight, w);
   if (rule.clip_norm > 0) limit(shape, g, rule.clip_norm);
   if (rule.l2 > 0)
-    EACH(k) g[k] += rule.l2 * w[k];
+    EACH(k, g[k] += rule.l2 * w[k]);
   if (rule.keep != 1)
-    EACH(k) w[k] *= rule.keep;
+    EACH(k, w[k] *= rule.keep);
   const Target<W, K> target{shape, rule, is_plain ? level.state : unpacked, is_plain ? row : 0, g, w, scratch};
   switch (rule.kind) {
     case kSgd: sgd(target); break;
@@ -309,6 +327,27 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
   write(shape, w, weight);
   if (!simple && level.changed) level.changed[row] = static_cast<int32_t>(table.rounding.n);
   if (!is_plain) pack(level, rule, table.rounding, row, shape.dim, weight);
+}
+
+// Whether the rule of such rows is a part of the loop. Of longer rows a call costs little, and their code is long.
+template <int W, int K>
+constexpr bool is_inline = K > 0 && K <= 8 && K* W <= 16 * LANES;
+
+// The same, out of line. It is handed the gradient at the begin of `scratch`, vector by vector, as K = 0 has it there.
+template <int W, int K>
+APART void apply_apart(const Shape<W, K>& shape, const Table& table, int64_t slot, float* scratch) {
+  Vectors<W, K> g(scratch);
+  if constexpr (K > 0)
+    EACH(k, g[k] = load<W>(scratch + k * W));
+  apply<false>(shape, table, slot, g, scratch);
+}
+
+template <int W, int K>
+INLINE void apply_apart(const Shape<W, K>& shape, const Table& table, int64_t slot, const Vectors<W, K>& g,
+                        float* scratch) {
+  if constexpr (K > 0)
+    EACH(k, store<W>(scratch + k * W, g[k]));
+  apply_apart(shape, table, slot, scratch);
 }
 
 template <bool simple = false>
@@ -326,10 +365,6 @@ INLINE void prefetch_target(const Table& table, int64_t slot) {
   if (!simple && level.changed) prefetch(level.changed + row);
 }
 
-// A loop is a function of its own for each shape: in one with all of them the compiler keeps sums and counters in
-// memory.
-#define APART __attribute__((noinline))
-
 // -- loops over bags and rows ----------------------------------------------------------------------------------------
 
 template <class Reader, int W, int K>
@@ -339,21 +374,21 @@ APART void pool_shape(const Pool& p, const Shape<W, K>& shape) {
   const uint8_t* const* const end = p.at.rows + p.count;
   for (int64_t b = 0; b < p.bags; ++b) {
     Vectors<W, K> sum(p.scratch);
-    EACH(k) sum[k] = V<W>{};
+    EACH(k, sum[k] = V<W>{});
     const int64_t length = p.offsets[b + 1] - p.offsets[b];
     for (const uint8_t* const* const last = row + length; row < last; ++row) {
       if (row + ahead < end) prefetch(address_of(row[ahead]), p.at.bytes);
       const Reader reader(*row, shape.dim);
       if (p.weights) {
         const float weight = p.weights[row - p.at.rows];
-        EACH(k) sum[k] += values<W>(reader, shape.at(k)) * weight;
+        EACH(k, sum[k] += values<W>(reader, shape.at(k)) * weight);
       } else {
-        EACH(k) sum[k] += values<W>(reader, shape.at(k));
+        EACH(k, sum[k] += values<W>(reader, shape.at(k)));
       }
     }
     if (p.mean && length > 1) {
       const float scale = 1.0f / static_cast<float>(length);
-      EACH(k) sum[k] *= scale;
+      EACH(k, sum[k] *= scale);
     }
     write(shape, sum, p.out + b * p.stride);
   }
@@ -364,9 +399,16 @@ APART void copy_shape(const Pool& p, const Shape<W, K>& shape) {
   const int64_t ahead = ahead_of(p.at.bytes);
   for (int64_t n = 0; n < p.count; ++n) {
     if (n + ahead < p.count) prefetch(address_of(p.at.rows[n + ahead]), p.at.bytes);
-    const Reader reader(p.at.rows[n], shape.dim);
+    const uint8_t* const row = p.at.rows[n];
     const float weight = p.weights ? p.weights[n] : 1.0f;
-    EACH(k) store<W>(p.out + n * p.stride + shape.at(k), values<W>(reader, shape.at(k)) * weight);
+    float* const out = p.out + n * p.stride;
+    if (Reader::is_fp32 || !is_frame(row)) {
+      const Reader reader(row, shape.dim);
+      EACH(k, store<W>(out + shape.at(k), values<W>(reader, shape.at(k)) * weight));
+    } else {
+      const Fp32 reader(address_of(row), shape.dim);
+      EACH(k, store<W>(out + shape.at(k), values<W>(reader, shape.at(k)) * weight));
+    }
   }
 }
 
@@ -376,7 +418,7 @@ APART void product_shape(const Pool& p, const Shape<W, K>& shape) {
   const int64_t ahead = ahead_of(p.at.bytes), bags = is_unpooled ? p.count : p.bags;
   for (int64_t b = 0, n = 0; b < bags; ++b) {
     Vectors<W, K> sum(p.scratch);
-    EACH(k) sum[k] = V<W>{};
+    EACH(k, sum[k] = V<W>{});
     const int64_t length = is_unpooled ? 1 : p.offsets[b + 1] - p.offsets[b];
     for (const int64_t last = n + length; n < last; ++n) {
       if (n + ahead < p.count) {
@@ -386,24 +428,32 @@ APART void product_shape(const Pool& p, const Shape<W, K>& shape) {
       const float* const row = reinterpret_cast<const float*>(p.at.rows[n]);
       const float* const by = reinterpret_cast<const float*>(p.by[n]);
       const float weight = p.weights ? p.weights[n] : 1.0f;
-      EACH(k) sum[k] += load<W>(row + shape.at(k)) * load<W>(by + shape.at(k)) * weight;
+      EACH(k, sum[k] += load<W>(row + shape.at(k)) * load<W>(by + shape.at(k)) * weight);
     }
     if (p.mean && length > 1) {
       const float scale = 1.0f / static_cast<float>(length);
-      EACH(k) sum[k] *= scale;
+      EACH(k, sum[k] *= scale);
     }
     write(shape, sum, p.out + b * p.stride);
   }
 }
 
-template <class Reader, int W, int K>
+// decoded: rows that are not of fp32 are decoded first.
+template <bool decoded, int W, int K>
 APART void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   Vectors<W, K> a(d.scratch), b(d.scratch + kScratchRow(shape.dim));
+  float* const values = d.scratch + 2 * kScratchRow(shape.dim);
+  const Decoder decode = decoder_of(d.at.format);
   const int64_t ahead = ahead_of(d.at.bytes);
   for (int64_t n = 0; n < d.count; ++n) {
     if (n + ahead < d.count) prefetch(address_of(d.at.rows[n + ahead]), d.at.bytes);
-    const Reader reader(d.at.rows[n], shape.dim);
-    EACH(k) a[k] = values<W>(reader, shape.at(k));
+    const uint8_t* const row = d.at.rows[n];
+    if (decoded && !is_frame(row)) {
+      decode(row, shape.dim, values);
+      read(shape, values, a);
+    } else {
+      read(shape, reinterpret_cast<const float*>(address_of(row)), a);
+    }
     read(shape, d.grad, b);
     d.out[n] += dot(shape, a, b) * d.scale;
   }
@@ -428,7 +478,7 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   for (int64_t i = r.begin; i < r.begin + ahead; ++i) ask(i);
   for (int64_t i = r.begin; i < end;) {
     const int64_t row = row_of(keys[i]);
-    EACH(k) sum[k] = V<W>{};
+    EACH(k, sum[k] = V<W>{});
     for (; i < end && row_of(keys[i]) == row; ++i) {
       ask(i + ahead);
       const float* from = r.gradient(keys[i]);
@@ -437,16 +487,16 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
         const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
         const float weight = r.weights ? r.weights[payload_of(keys[i])] : 1.0f;
         if (by) {
-          EACH(k) sum[k] += load<W>(from + shape.at(k)) * scale * weight * load<W>(by + shape.at(k));
+          EACH(k, sum[k] += load<W>(from + shape.at(k)) * scale * weight * load<W>(by + shape.at(k)));
         } else {
-          EACH(k) sum[k] += load<W>(from + shape.at(k)) * scale * weight;
+          EACH(k, sum[k] += load<W>(from + shape.at(k)) * scale * weight);
         }
       } else if (r.scale || r.weights) {
         const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
         const float weight = r.weights ? r.weights[payload_of(keys[i])] : 1.0f;
-        EACH(k) sum[k] += load<W>(from + shape.at(k)) * scale * weight;
+        EACH(k, sum[k] += load<W>(from + shape.at(k)) * scale * weight);
       } else {
-        EACH(k) sum[k] += load<W>(from + shape.at(k));
+        EACH(k, sum[k] += load<W>(from + shape.at(k)));
       }
     }
     if (rows) {
@@ -454,7 +504,8 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
       write(shape, sum, out);
       out += shape.dim;
     } else {
-      apply<simple>(shape, *r.table, row, sum, r.scratch);
+      if constexpr (!product && is_inline<W, K>) apply<simple>(shape, *r.table, row, sum, r.scratch);
+      else apply_apart(shape, *r.table, row, sum, r.scratch);
     }
   }
 }
@@ -479,7 +530,8 @@ APART void update_shape(const Update& u, const Shape<W, K>& shape) {
   for (int64_t i = u.begin; i < u.end; ++i) {
     ask(i + ahead);
     read(shape, u.grad + i * shape.dim, grad);
-    apply<simple>(shape, *u.table, u.rows[i], grad, u.scratch);
+    if constexpr (simple && is_inline<W, K>) apply<true>(shape, *u.table, u.rows[i], grad, u.scratch);
+    else apply_apart(shape, *u.table, u.rows[i], grad, u.scratch);
   }
 }
 
@@ -507,51 +559,63 @@ APART void update_shape(const Update& u, const Shape<W, K>& shape) {
     case 32: return F(arguments, Shape<16, 2>{dim});  \
     case 64: return F(arguments, Shape<16, 4>{dim});  \
     case 128: return F(arguments, Shape<16, 8>{dim}); \
-  }                                                   \
-  FOR_FEWEST_SHAPES(F, arguments, dim)
-#define FOR_FEWEST_SHAPES(F, arguments, dim)             \
-  if (dim >= 16) return F(arguments, Shape<16, 0>{dim}); \
-  if (dim >= 8) return F(arguments, Shape<8, 0>{dim});   \
-  if (dim >= 4) return F(arguments, Shape<4, 0>{dim});   \
-  return F(arguments, Shape<1, 0>{dim});
-
-// Calls F for the format of rows.
-#define FOR_FORMAT(F, arguments)                             \
-  switch (arguments.at.format) {                             \
-    case kFp32: FOR_SHAPE(F<Fp32>, arguments, arguments.dim) \
-    case kFp16: EITHER(F, Fp16, arguments)                   \
-    case kBf16:                                              \
-    case kSplitBf16: EITHER(F, Bf16, arguments)              \
-    case kInt8: EITHER(F, Int8, arguments)                   \
-    case kInt4: EITHER(F, Int4, arguments)                   \
-    case kMxint8: EITHER_MX(F, Mxint8, arguments)            \
-    case kMxfp8: EITHER_MX(F, Mxfp8, arguments)              \
-    case kMxfp6: EITHER_MX(F, Mxfp6, arguments)              \
-    case kMxfp4: EITHER_MX(F, Mxfp4, arguments)              \
+    default: FOR_FEWEST_SHAPES(F, arguments, dim)     \
   }
-#define EITHER(F, Codec, arguments)                           \
-  if (arguments.at.mixed) {                                   \
-    FOR_FEW_SHAPES(F<Mixed<Codec>>, arguments, arguments.dim) \
-  }                                                           \
-  FOR_FEW_SHAPES(F<Codec>, arguments, arguments.dim)
-#define EITHER_MX(F, Codec, arguments)                           \
-  if (arguments.at.mixed) {                                      \
-    FOR_FEWEST_SHAPES(F<Mixed<Codec>>, arguments, arguments.dim) \
-  }                                                              \
-  FOR_FEW_SHAPES(F<Codec>, arguments, arguments.dim)
+#define FOR_FEWEST_SHAPES(F, arguments, dim)               \
+  {                                                        \
+    if (dim >= 16) return F(arguments, Shape<16, 0>{dim}); \
+    if (dim >= 8) return F(arguments, Shape<8, 0>{dim});   \
+    if (dim >= 4) return F(arguments, Shape<4, 0>{dim});   \
+    return F(arguments, Shape<1, 0>{dim});                 \
+  }
 
-void pool(const Pool& p) { FOR_FORMAT(pool_shape, p) }
-void copy(const Pool& p) { FOR_FORMAT(copy_shape, p) }
-void dots(const Dots& d) { FOR_FORMAT(dot_shape, d) }
+// Calls F for the format of rows that are not of fp32.
+#define FOR_FORMAT(F, arguments)                \
+  switch (arguments.at.format) {                \
+    case kFp32: break;                          \
+    case kFp16: return F<Fp16>(arguments);      \
+    case kBf16:                                 \
+    case kSplitBf16: return F<Bf16>(arguments); \
+    case kInt8: return F<Int8>(arguments);      \
+    case kInt4: return F<Int4>(arguments);      \
+    case kMxint8: return F<Mxint8>(arguments);  \
+    case kMxfp8: return F<Mxfp8>(arguments);    \
+    case kMxfp6: return F<Mxfp6>(arguments);    \
+    case kMxfp4: return F<Mxfp4>(arguments);    \
+  }
+
+template <class Reader>
+void pool_rows(const Pool& p) {
+  if (p.at.mixed) {
+    if constexpr (Reader::is_long) FOR_FEWEST_SHAPES(pool_shape<Mixed<Reader>>, p, p.dim)
+    else FOR_FEW_SHAPES(pool_shape<Mixed<Reader>>, p, p.dim)
+  }
+  FOR_FEW_SHAPES(pool_shape<Reader>, p, p.dim)
+}
+template <class Reader>
+void copy_rows(const Pool& p) {
+  if constexpr (Reader::is_long) FOR_FEWEST_SHAPES(copy_shape<Reader>, p, p.dim)
+  else FOR_FEW_SHAPES(copy_shape<Reader>, p, p.dim)
+}
+
+void pool(const Pool& p) {
+  FOR_FORMAT(pool_rows, p)
+  FOR_SHAPE(pool_shape<Fp32>, p, p.dim)
+}
+void copy(const Pool& p) {
+  FOR_FORMAT(copy_rows, p)
+  FOR_SHAPE(copy_shape<Fp32>, p, p.dim)
+}
+void dots(const Dots& d) {
+  if (d.at.format != kFp32) FOR_FEW_SHAPES(dot_shape<true>, d, d.dim)
+  FOR_SHAPE(dot_shape<false>, d, d.dim)
+}
 void product(const Pool& p, bool is_unpooled) {
   if (is_unpooled) FOR_SHAPE(product_shape<true>, p, p.dim)
   FOR_SHAPE(product_shape<false>, p, p.dim)
 }
 void reduce(const Reduce& r) {
-  if (r.by) {
-    if (r.table->is_simple()) FOR_SHAPE(product_sums<true>, r, r.table->dim)
-    FOR_FEW_SHAPES(product_sums<false>, r, r.table->dim)
-  }
+  if (r.by) FOR_SHAPE(product_sums<false>, r, r.table->dim)
   if (r.table->is_simple()) FOR_SHAPE(plain_sums<true>, r, r.table->dim)
   FOR_FEW_SHAPES(plain_sums<false>, r, r.table->dim)
 }
@@ -561,7 +625,7 @@ void update(const Update& u) {
 }
 
 // Copies a row from slot to slot, in the format of each; what is rounded takes the number of the row's last update.
-void copy_row(const Table& table, int64_t from_slot, int64_t to_slot, float* scratch) {
+void move_row(const Table& table, int64_t from_slot, int64_t to_slot, float* scratch) {
   const int64_t dim = table.dim;
   const Level &from = table.level_of(from_slot), &to = table.level_of(to_slot);
   const int64_t source = from_slot - from.first, target = to_slot - to.first;
@@ -594,8 +658,8 @@ void replace(const Replace& r) {
       prefetch_target(*r.table, r.rows[i + kAhead]);
       if (r.old[i + kAhead] >= 0) prefetch_target(*r.table, r.old[i + kAhead]);
     }
-    if (r.old[i] >= 0 && frames.changed[r.frames[i]] > 0) copy_row(*r.table, r.frames[i], r.old[i], r.scratch);
-    copy_row(*r.table, r.rows[i], r.frames[i], r.scratch);
+    if (r.old[i] >= 0 && frames.changed[r.frames[i]] > 0) move_row(*r.table, r.frames[i], r.old[i], r.scratch);
+    move_row(*r.table, r.rows[i], r.frames[i], r.scratch);
   }
 }
 
@@ -605,6 +669,4 @@ const Loops loops{pool, copy, product, dots, reduce, update, replace};
 #undef FOR_FORMAT
 #undef FOR_FEW_SHAPES
 #undef FOR_FEWEST_SHAPES
-#undef EITHER
-#undef EITHER_MX
 #undef APART

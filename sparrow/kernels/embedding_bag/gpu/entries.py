@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -45,14 +46,33 @@ class Entries:
         places = 2 * blocks(last - first, self.how.BLOCK)
         partial = torch.empty(places, group.kind.D, device=self.sorted.keys.device)
         grid = [blocks(places, group.kind.ROWS)]
-        launch(sums.block_sums, grid, partial.device, self.sorted, partial, first, last, BY=self.how, OF=group.size)
+        launch(
+            sums.block_sums,
+            grid,
+            partial.device,
+            self.sorted,
+            partial,
+            first,
+            last,
+            BY=self.how,
+            OF=group.size,
+        )
         return partial
 
     def sum_rows(self, group: Group, out: Tensor, first_key: int | None = None) -> None:
-        """Write the sums of a group's segments to rows of `out`, in order, or each to row key - first_key."""
+        """Write the sums of a group's segments to rows of `out`, in order, or each to row key -
+        first_key.
+        """
         partial, (first, last) = self.partial_sums(group), self.range_of(group)
         arguments = (self.sorted, partial, out, first, last, first_key)
-        launch(sums.row_sums, [self.programs(group)], out.device, *arguments, BY=self.how, OF=group.size)
+        launch(
+            sums.row_sums,
+            [self.programs(group)],
+            out.device,
+            *arguments,
+            BY=self.how,
+            OF=group.size,
+        )
 
     def programs(self, group: Group) -> int:
         """Returns how many programs share the segments of a group."""
@@ -69,7 +89,8 @@ class Source:
         ids: the address of the first id.
         count: how many there are.
         limit: ids are within [0, limit).
-        bags: the numbers of the feature, see `numbers_of`, with the gradients of its bags as vectors.
+        bags: the numbers of the feature, see `numbers_of`, with the gradients of its bags as
+            vectors.
     """
 
     table: int
@@ -80,48 +101,69 @@ class Source:
 
 
 def sorted_entries(
-    sources: Sequence[Source], groups: Sequence[Group], bags: Bags, limits: Sequence[int], block: int, *, word: Any
+    sources: Sequence[Source],
+    groups: Sequence[Group],
+    bags: Bags,
+    limits: Sequence[int],
+    block: int,
+    *,
+    word: Any,
 ) -> Entries:
     """Returns the entries of all sources.
 
     Args:
         sources: of the same type of ids.
-        groups: of all tables; keys follow their order, so that the sorted entries of a group lie together.
+        groups: of all tables; keys follow their order, so that the sorted entries of a group lie
+            together.
         bags: the batch; its weights count.
         limits: of each table.
         block: how many gradients of a row are summed at a time.
         word: the type of the ids.
     """
-    order = [number for group in groups for number in group.members]
-    place = {number: i for group in groups for i, number in enumerate(group.members)}
-    counts, bases, ranges = [0] * len(limits), [0] * len(limits), [(0, 0)] * len(limits)
+    counts = [0] * len(limits)
     for source in sources:
         counts[source.table] += source.count
+    place: dict[int, int] = {}
+    bases = [0] * len(limits)
+    ranges = [(0, 0)] * len(limits)
     key = entry = 0
-    for number in order:
-        bases[number], ranges[number] = key, (entry, entry + counts[number])
-        key, entry = key + limits[number] + 1, entry + counts[number]
-    rows, begin = [], 0
+    for group in groups:
+        for i, number in enumerate(group.members):
+            place[number] = i
+            bases[number] = key
+            ranges[number] = (entry, entry + counts[number])
+            key += limits[number] + 1
+            entry += counts[number]
+    rows: list[list[int]] = []
+    begin = 0
     for source in sources:
-        of = (source.ids, source.count, begin, bases[source.table], source.limit, place[source.table])
-        rows.append([*source.bags, *of])
+        base = bases[source.table]
+        owner = place[source.table]
+        rows.append([*source.bags, source.ids, source.count, begin, base, source.limit, owner])
         begin += source.count
     how = How(
         BLOCK=block,
         SCALED=any(row[F_IS_MEAN.value] for row in rows),
         WEIGHTED=bags.weights_N is not None,
-        ALIGN=alignment(number for row in rows for number in (row[F_OUT.value], row[F_STRIDE.value])),
+        ALIGN=alignment(
+            chain.from_iterable((row[F_OUT.value], row[F_STRIDE.value]) for row in rows)
+        ),
     )
     narrow = torch.int32 if key < 1 << 31 else torch.int64
-    return Entries(sorted=_sorted(rows, bags, begin, narrow, word, how), how=how, ranges=ranges, bases=bases)
+    return Entries(
+        sorted=_sorted(rows, bags, begin, narrow, word, how), how=how, ranges=ranges, bases=bases
+    )
 
 
-def _sorted(rows: list[list[int]], bags: Bags, E: int, keys: torch.dtype, word: Any, how: How) -> Sorted:
+def _sorted(
+    rows: list[list[int]], bags: Bags, E: int, keys: torch.dtype, word: Any, how: How
+) -> Sorted:
     """rows: the numbers of the sources."""
     device, N = bags.slots_N.device, bags.slots_N.numel()
     is_pooled = not all(row[F_IS_NONE.value] for row in rows)
-    ranks, starts = (torch.empty(count, dtype=torch.int64, device=device) for count in (E, E + 1))
-    made = Sorted(
+    ranks = torch.empty(E, dtype=torch.int64, device=device)
+    starts = torch.empty(E + 1, dtype=torch.int64, device=device)
+    unsorted = Sorted(
         keys=torch.empty(E, dtype=keys, device=device),
         order=ranks,  # until they are sorted
         ranks=ranks,
@@ -134,15 +176,15 @@ def _sorted(rows: list[list[int]], bags: Bags, E: int, keys: torch.dtype, word: 
     places_N = torch.arange(N if is_pooled else 0, device=device)
     bags_N = torch.searchsorted(bags.offsets_B1, places_N, right=True) - 1
     grid = [blocks(max((row[G_COUNT.value] for row in rows), default=0), SIZE.value), len(rows)]
-    weights_N = made.weights if bags.weights_N is None else bags.weights_N
-    arguments = (numbers(rows, device), bags_N, bags.offsets_B1, weights_N, made, N)
+    weights_N = unsorted.weights if bags.weights_N is None else bags.weights_N
+    arguments = (numbers(rows, device), bags_N, bags.offsets_B1, weights_N, unsorted, N)
     launch(sums.entries, grid, device, *arguments, WORD=word, BY=how)
-    keys_E, order = made.keys.sort(stable=True)
+    keys_E, order = unsorted.keys.sort(stable=True)
     is_new = torch.zeros(E, dtype=torch.int64, device=device)
     is_new[1:] = keys_E[1:] != keys_E[:-1]
     torch.cumsum(is_new, 0, out=ranks)
     launch(sums.segments, [blocks(E, SIZE.value)], device, ranks, starts, E)
-    return made._replace(keys=keys_E, order=order)
+    return unsorted._replace(keys=keys_E, order=order)
 
 
 def gradients_of_bags(
@@ -159,24 +201,42 @@ def gradients_of_bags(
         block: how many gradients of a bag are summed at a time.
     """
     vectors = [columns_of(grads[f.output], f.column) for f in bags.lookups]
-    shared = [i for group in groups for i, f in enumerate(bags.lookups) if f.inverse >= 0 and f.table in group.members]
+    shared: list[int] = []
+    for group in groups:
+        for i, f in enumerate(bags.lookups):
+            if f.inverse >= 0 and f.table in group.members:
+                shared.append(i)
     if not shared:
         return vectors, []
     limits = [bags.bags[f.key] for f in bags.lookups]
-    sources, kept = [], []
+    sources = []
+    tensors = []
     for i in shared:
         samples_B = bags.inverses[bags.lookups[i].inverse]
-        of = [0, 0, 0, samples_B.numel(), False, True, *vectors[i]]
-        sources.append(Source(table=i, ids=samples_B.data_ptr(), count=samples_B.numel(), limit=limits[i], bags=of))
-    members = [[i for i in shared if bags.lookups[i].table in group.members] for group in groups]
-    parts = [replace(group, members=mine) for group, mine in zip(groups, members, strict=True) if mine]
-    entries = sorted_entries(sources, parts, replace(bags, weights_N=None), limits, block, word=tl.int64)
+        bag_numbers = [0, 0, 0, samples_B.numel(), False, True, *vectors[i]]
+        sources.append(
+            Source(
+                table=i,
+                ids=samples_B.data_ptr(),
+                count=samples_B.numel(),
+                limit=limits[i],
+                bags=bag_numbers,
+            )
+        )
+    parts: list[Group] = []
+    for group in groups:
+        members = [i for i in shared if bags.lookups[i].table in group.members]
+        if members:
+            parts.append(replace(group, members=members))
+    entries = sorted_entries(
+        sources, parts, replace(bags, weights_N=None), limits, block, word=tl.int64
+    )
     for part in parts:
         first, last = part.members[0], part.members[-1]
         low, high = entries.bases[first], entries.bases[last] + limits[last] + 1
         sums_BD = torch.zeros(high - low, part.kind.D, device=bags.slots_N.device)
         entries.sum_rows(part, sums_BD, low)
-        kept.append(sums_BD)
+        tensors.append(sums_BD)
         for i in part.members:
             vectors[i] = columns_of(sums_BD[entries.bases[i] - low :], 0)
-    return vectors, kept
+    return vectors, tensors

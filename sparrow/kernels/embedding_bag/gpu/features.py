@@ -15,7 +15,10 @@ Vectors = tuple[int, int]
 
 def columns_of(tensor: Tensor, column: int) -> Vectors:
     """Returns the vectors that begin with a column of float32 [B, D]."""
-    return tensor.data_ptr() + column * tensor.element_size(), tensor.stride(0) * tensor.element_size()
+    return (
+        tensor.data_ptr() + column * tensor.element_size(),
+        tensor.stride(0) * tensor.element_size(),
+    )
 
 
 def alignment(addresses: Iterable[int]) -> int:
@@ -24,8 +27,18 @@ def alignment(addresses: Iterable[int]) -> int:
 
 
 def numbers_of(bags: Bags, f: Lookup, table: int, vectors: Vectors) -> list[int]:
-    """Returns the numbers of a feature, F_TABLE to F_STRIDE. table: its number in the group. vectors: of its bags."""
+    """Returns the numbers of a feature, F_TABLE to F_STRIDE. table: its number in the group.
+    vectors: of its bags.
+    """
     is_none = f.pooling == "none"
     low, high = bags.bounds[f.key], bags.bounds[f.key + 1]
     first, count = sum(bags.bags[: f.key]), bags.bags[f.key]
-    return [table, low, first, high - low if is_none else count, f.pooling == "mean", is_none, *vectors]
+    return [
+        table,
+        low,
+        first,
+        high - low if is_none else count,
+        f.pooling == "mean",
+        is_none,
+        *vectors,
+    ]

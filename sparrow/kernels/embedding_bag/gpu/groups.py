@@ -1,10 +1,13 @@
-"""What kernels must know of tables: what they are compiled for, and numbers and addresses in device memory."""
+"""What kernels must know of tables: what they are compiled for, and numbers and addresses in device
+memory.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,18 +19,22 @@ from sparrow.kernels.embedding_bag.arguments import Rows, Table, Tables
 from sparrow.kernels.embedding_bag.gpu import CODECS
 from sparrow.kernels.embedding_bag.gpu.launch import block_of, numbers, rows_of
 from sparrow.kernels.rules import RowRule
-from sparrow.numerics import FORMATS
+from sparrow.numerics.formats import FORMATS
 
 # numbers of a table: its own, then those of each level
 KEY, FIRST_ROW, FIRST_COLUMN, TABLE, OWN = (tl.constexpr(i) for i in range(5))
-BEGIN, COUNT, TOUCHED, CHANGED, ROWS, WEIGHT, LOW, STATE0, STATE1, STATE2, LEVEL = (tl.constexpr(i) for i in range(11))
+BEGIN, COUNT, TOUCHED, CHANGED, ROWS, WEIGHT, LOW, STATE0, STATE1, STATE2, LEVEL = (
+    tl.constexpr(i) for i in range(11)
+)
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam")
 FIELDS = 3  # of a rule's state, at most
 Purpose = Literal["values", "rows", "dims"]
 
 
 class Mx(NamedTuple):
-    """An MX format, see `numerics.Element`. most: the code of its largest number. is_ceil: whether none is cut off."""
+    """An MX format, see `numerics.Element`. most: the code of its largest number. is_ceil: whether
+    none is cut off.
+    """
 
     bits: int
     mantissa: int
@@ -41,8 +48,8 @@ class Mx(NamedTuple):
 class Level(NamedTuple):
     """How a level's rows are stored.
 
-    format: its name in `CODECS`, or "mx" for what `Kind.mx` says. states: of each field of the rule's state "fp32" or
-    "bf16", and "row" or "number"; "" for none.
+    format: its name in `CODECS`, or "mx" for what `Kind.mx` says. states: of each field of the
+    rule's state "fp32" or "bf16", and "row" or "number"; "" for none.
     """
 
     format: str
@@ -70,9 +77,9 @@ class Rule(NamedTuple):
 class Kind(NamedTuple):
     """What a kernel is compiled for. Kernels call it OF.
 
-    D: columns. BLOCK_D: the power of two that holds them. ROWS: of a tile. ALIGN: how many bytes divide the addresses
-    of payload and state. levels: of each table. rule: of each table, if the kernel needs it. mx: of levels in an MX
-    format.
+    D: columns. BLOCK_D: the power of two that holds them. ROWS: of a tile. ALIGN: how many bytes
+    divide the addresses of payload and state. levels: of each table. rule: of each table, if the
+    kernel needs it. mx: of levels in an MX format.
     """
 
     D: int
@@ -109,10 +116,10 @@ def groups_of(tables: Tables, purpose: Purpose) -> list[Group]:
 
     Args:
         tables: T tables.
-        purpose: "values" for kernels that read what lookups read, "rows" for those that write rows, "dims" for those
-            that do neither. The fewer things matter, the fewer groups there are.
+        purpose: "values" for kernels that read what lookups read, "rows" for those that write rows,
+            "dims" for those that do neither. The fewer things matter, the fewer groups there are.
     """
-    if purpose not in tables.kept:
+    if purpose not in tables.groups_by_purpose:
         kinds: dict[Kind, list[int]] = {}
         for number, table in enumerate(tables):
             kinds.setdefault(_kind(table, purpose), []).append(number)
@@ -121,9 +128,9 @@ def groups_of(tables: Tables, purpose: Purpose) -> list[Group]:
             device = tables[members[0]].levels[0].touched_R.device
             rows = [] if purpose == "dims" else [_numbers(tables, number) for number in members]
             groups.append(Group(members=members, numbers=numbers(rows, device), kind=kind))
-        tables.kept[purpose] = groups
-    found: list[Group] = tables.kept[purpose]
-    return found
+        tables.groups_by_purpose[purpose] = groups
+    known: list[Group] = tables.groups_by_purpose[purpose]
+    return known
 
 
 def _rule(rule: RowRule) -> Rule:
@@ -150,8 +157,10 @@ def _kind(table: Table, purpose: Purpose) -> Kind:
     if purpose == "dims":
         return Kind(*size)
     levels = tuple(_level(level, purpose) for level in table.levels)
-    align = math.gcd(16, *(tensor.data_ptr() for level in table.levels for tensor in _tensors(level, purpose)))
-    mx = next((of for of in map(_mx, table.levels) if of), None)  # its levels have one format, but for fp32
+    tensors = chain.from_iterable(_tensors(level, purpose) for level in table.levels)
+    align = math.gcd(16, *(tensor.data_ptr() for tensor in tensors))
+    # its levels have one format, but for fp32
+    mx = next(filter(None, map(_mx, table.levels)), None)
     return Kind(*size, align, levels, _rule(table.rule) if purpose == "rows" else None, mx)
 
 
@@ -159,9 +168,16 @@ def _mx(level: Rows) -> Mx | None:
     name = level.format.cpp() or ""
     if not name.startswith("mx"):
         return None
-    of, is_ceil = FORMATS[name.removesuffix("_floor")].element, not name.endswith("_floor")
-    numbers = of.bits, of.mantissa_bits, of.bias, of.largest_code, of.largest
-    return Mx(*numbers, of.twos_complement, is_ceil)
+    element = FORMATS[name.removesuffix("_floor")].element
+    is_ceil = not name.endswith("_floor")
+    numbers = (
+        element.bits,
+        element.mantissa_bits,
+        element.bias,
+        element.largest_code,
+        element.largest,
+    )
+    return Mx(*numbers, element.twos_complement, is_ceil)
 
 
 def _level(level: Rows, purpose: Purpose) -> Level:
@@ -171,7 +187,9 @@ def _level(level: Rows, purpose: Purpose) -> Level:
     name = "mx" if _mx(level) else name
     if purpose == "values":
         return Level(name)
-    types = ["bf16" if tensor.dtype == torch.bfloat16 else "fp32" for tensor in level.state.values()]
+    types = [
+        "bf16" if tensor.dtype == torch.bfloat16 else "fp32" for tensor in level.state.values()
+    ]
     widths = ["row" if tensor.dim() > 1 else "number" for tensor in level.state.values()]
     states = [f"{kind} {width}" for kind, width in zip(types, widths, strict=True)]
     states += [""] * (FIELDS - len(states))
@@ -184,13 +202,16 @@ def _tensors(level: Rows, purpose: Purpose) -> list[Tensor]:
 
 
 def _numbers(tables: Tables, number: int) -> list[int]:
-    made, begin = [*tables.rounding[3 * number : 3 * number + 3], number], 0
+    table_numbers = [*tables.rounding[3 * number : 3 * number + 3], number]
+    begin = 0
     for level in tables[number].levels:
-        asked = [0 if of is None else of.data_ptr() for of in (level.changed_R, level.rows_R)]
-        made += [begin, level.count, level.touched_R.data_ptr(), *asked]
-        made += _addresses([*level.payload.values()], 2) + _addresses([*level.state.values()], FIELDS)
+        table_numbers += [begin, level.count, level.touched_R.data_ptr()]
+        for tensor in (level.changed_R, level.rows_R):
+            table_numbers.append(0 if tensor is None else tensor.data_ptr())
+        table_numbers += _addresses([*level.payload.values()], 2)
+        table_numbers += _addresses([*level.state.values()], FIELDS)
         begin += level.count
-    return made
+    return table_numbers
 
 
 def _addresses(tensors: Sequence[Tensor], count: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,23 @@ from torch import Tensor
 from sparrow.kernels import is_interpreted
 
 INTERPRETED = is_interpreted()  # when the kernels beside this file were defined
-TILE = 2048 if INTERPRETED else 512  # numbers of a tile: many for the interpreter, as few as registers hold on a GPU
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # no fused multiply-add: it rounds once, the reference twice
+# numbers of a tile: many for the interpreter, as few as registers hold on a GPU
+TILE = 2048 if INTERPRETED else 512
+# no fused multiply-add: it rounds once, the reference twice
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 SIZE = triton.language.constexpr(1024)  # entries of a program that sums nothing
-PROGRAMS = 2 if INTERPRETED else 4096  # of kernels that find out on the device how many rows there are
+# of kernels that find out on the device how many rows there are
+PROGRAMS = 2 if INTERPRETED else 4096
 
 # makes a kernel, which is not compiled again for a batch of another length
-kernel: Any = triton.jit(do_not_specialize=["N", "E", "U", "BLOCKS", "entry", "last_entry", "first_key"])
+kernel: Any = triton.jit(
+    do_not_specialize=["N", "E", "U", "BLOCKS", "entry", "last_entry", "first_key"]
+)
 
 
-def launch(program: Any, grid: Sequence[int], device: torch.device, *arguments: Any, **constants: Any) -> None:
+def launch(
+    program: Any, grid: Sequence[int], device: torch.device, *arguments: Any, **constants: Any
+) -> None:
     """Run a kernel over a grid. An empty grid is no error."""
     if 0 in grid:
         return
@@ -52,7 +60,7 @@ def blocks(count: int, rows: int) -> int:
 
 def numbers(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Returns int64 numbers on a device, of rows of equal length, without waiting for it."""
-    return _numbers(tuple(n for row in rows for n in row), device)[1]
+    return _numbers(tuple(chain.from_iterable(rows)), device)[1]
 
 
 @lru_cache(maxsize=512)  # a step that repeats repeats its addresses

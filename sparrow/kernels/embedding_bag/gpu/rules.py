@@ -26,8 +26,8 @@ def _bias(updates, LOG2_BETA: tl.constexpr):
 def apply_rule(fields, g, lr, OF: tl.constexpr):
     """New weights and fields of state, with the regularization.
 
-    fields: weights [ROWS, BLOCK_D], 0 beyond D, and three of state, [ROWS, BLOCK_D] or [ROWS, 1]. g: as the weights.
-    lr: [ROWS, 1].
+    fields: weights [ROWS, BLOCK_D], 0 beyond D, and three of state, [ROWS, BLOCK_D] or [ROWS, 1].
+    g: as the weights. lr: [ROWS, 1].
     """
     w, s0, s1, s2 = fields
     RULE: tl.constexpr = OF.rule

@@ -1,4 +1,6 @@
-"""Which row of a set gives way to one that is out: a policy is a file, with what it counts and compares."""
+"""Which row of a set gives way to one that is out: a policy is a file, with what it counts and
+compares.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ POLICIES = Family("sparrow.kernels.row_cache.policies")
 class Policy:
     """By default the row gives way that was used least recently, and nothing is counted.
 
-    most: how far the batches that use a row are counted, 255 at most, in a byte for each row; 0 is not at all. halved:
-    after so many batches all counts are halved. by_count: whether the row gives way that was used least often; of those
-    the one that was used least recently. is_strict: whether it stays if it was used as often as the one that is out.
+    most: how far the batches that use a row are counted, 255 at most, in a byte for each row; 0 is
+    not at all. halved: after so many batches all counts are halved. by_count: whether the row gives
+    way that was used least often; of those the one that was used least recently. is_strict: whether
+    it stays if it was used as often as the one that is out.
     """
 
     most: ClassVar[int] = 0

@@ -10,7 +10,9 @@ from sparrow.kernels.row_cache.policies import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Policy):
-    """As LFU, but uses are forgotten sooner, for logs whose popular rows change, such as articles of a day."""
+    """As LFU, but uses are forgotten sooner, for logs whose popular rows change, such as articles
+    of a day.
+    """
 
     most: ClassVar[int] = 15  # more take longer to forget
     halved: ClassVar[int] = 32

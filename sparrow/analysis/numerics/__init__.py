@@ -1,1 +1,0 @@
-"""Which products of a trained model may be computed in fewer bits, and which of them are faster here."""

@@ -1,0 +1,3 @@
+"""A scorer as a service: HTTP requests -> batches -> answers. It needs the extra `[serve]`; a
+scorer alone does not.
+"""

@@ -1,0 +1,145 @@
+"""Extensions: capabilities that a run or a preparation may switch on. What is used of one is
+loaded; of the others, nothing is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "sparrow.extensions"
+
+
+def _never(run: Any, options: Collection[str]) -> bool:
+    return False
+
+
+def _adapts_none(run: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """What the `__init__.py` of a folder in `sparrow/extensions` says of it, under the name
+    `EXTENSION`.
+
+    Args:
+        members: package of a family -> name of a member -> its module in this folder, with a
+            `Config`.
+        applies: whether the extension goes along with a run, by its settings and by what else was
+            asked for. The module `callback` of the folder then has a function `callback(job)`.
+        calls_back: whether it has that module.
+        elsewhere: name of a file in a run's directory, which says that the run has more elsewhere
+            -> the module that knows what. It has `forget(run_dir)`, which removes that, and
+            `hand_over(run_dir, heir)`, which gives it to another directory.
+        adapts: whether it changes the model or the dense optimizer of a run, by its settings. The
+            module `adaptation` then has functions `adapt_model(model, run)` and
+            `adapt_optimizer(optimizer, run)`, which are called before anything is loaded into them.
+        plans: whether the module `plan` has `Hooks`, see `training.plan.PlanHooks`. They are asked
+            of runs to which the extension applies.
+        engine: what the flag of its engine says, see `sparrow.data.preparation.engine`. The flag
+            of `sparrow prepare` and the argument of `data.prepare` are called as the folder, and
+            get where the engine works, such as an address. The module `engine` then has a function
+            `open_engine(place, schema, logs, work, progress)`.
+    """
+
+    members: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    applies: Callable[[Any, Collection[str]], bool] = _never
+    calls_back: bool = True
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    adapts: Callable[[Any], bool] = _adapts_none
+    plans: bool = False
+    engine: str | None = None
+
+
+@functools.cache
+def extensions() -> Mapping[str, Extension]:
+    """Returns name -> extension, in the order of names. Only their `__init__.py` are loaded."""
+    folders = tuple(importlib.import_module(PACKAGE).__path__)
+    names = sorted(module.name for module in pkgutil.iter_modules(folders) if module.ispkg)
+    return {name: importlib.import_module(f"{PACKAGE}.{name}").EXTENSION for name in names}
+
+
+def extension_members(family: str) -> Mapping[str, str]:
+    """Returns name -> module of the members that extensions add to a family. family: its
+    package.
+    """
+    members: dict[str, str] = {}
+    for name, extension in extensions().items():
+        for member, module in extension.members.get(family, {}).items():
+            members[member] = f"{PACKAGE}.{name}.{module}"
+    return members
+
+
+def callback_modules(run: Any, options: Collection[str]) -> list[ModuleType]:
+    """Returns the modules `callback` of the extensions that go along with a run, in the order of
+    their names.
+
+    Args:
+        run: its settings.
+        options: what else was asked for, such as "probe".
+    """
+    return _modules(
+        "callback", lambda extension: extension.calls_back and extension.applies(run, options)
+    )
+
+
+def adapt_model(model: Any, run: Any) -> None:
+    """Let the extensions that change the model of a run do so, in the order of their names. run:
+    its settings.
+    """
+    for module in _modules("adaptation", lambda extension: extension.adapts(run)):
+        module.adapt_model(model, run)
+
+
+def adapt_optimizer(optimizer: Any, run: Any) -> None:
+    """Let them change the dense optimizer."""
+    for module in _modules("adaptation", lambda extension: extension.adapts(run)):
+        module.adapt_optimizer(optimizer, run)
+
+
+def plan_modules(run: Any, options: Collection[str]) -> list[ModuleType]:
+    """Returns the modules `plan` of the extensions that go along with a run. run, options: see
+    `callback_modules`.
+    """
+    return _modules("plan", lambda extension: extension.plans and extension.applies(run, options))
+
+
+def all_plan_modules() -> list[ModuleType]:
+    """Returns the modules `plan` of all extensions."""
+    return _modules("plan", lambda extension: extension.plans)
+
+
+def engine_texts() -> dict[str, str]:
+    """Returns name -> what its flag says of each engine, see `Extension.engine`."""
+    pairs = extensions().items()
+    return {name: extension.engine for name, extension in pairs if extension.engine}
+
+
+def engine_module(name: str) -> ModuleType:
+    """Returns the module that opens the engine of an extension."""
+    return importlib.import_module(f"{PACKAGE}.{name}.engine")
+
+
+def modules_elsewhere(run_dir: Path) -> list[ModuleType]:
+    """Returns the modules that know what a run has outside its directory, see
+    `Extension.elsewhere`; most have none.
+    """
+    modules = []
+    for name, extension in extensions().items():
+        for file, module in extension.elsewhere.items():
+            if (run_dir / file).exists():
+                modules.append(importlib.import_module(f"{PACKAGE}.{name}.{module}"))
+    return modules
+
+
+def _modules(name: str, is_used: Callable[[Extension], bool]) -> list[ModuleType]:
+    """Returns a module of each extension that is used, in the order of their names."""
+    used = [folder for folder, extension in extensions().items() if is_used(extension)]
+    return [importlib.import_module(f"{PACKAGE}.{folder}.{name}") for folder in used]
