@@ -15,7 +15,7 @@ import torch
 from sparrow.analysis import elements, picture
 from sparrow.analysis.external_scores import column_scores, file_scores
 from sparrow.analysis.scores import Rows, label_number, score_part, unit_numbers
-from sparrow.core.config import differences, to_dict
+from sparrow.core.config import settings_differences
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
@@ -378,7 +378,7 @@ def _settings(a: Run | None, b: Run | None) -> list[tuple[str, str, str]]:
     """Returns the settings of the run files that differ; none where a side is no run."""
     if a is None or b is None:
         return []
-    changed = [item for item in differences(to_dict(a), to_dict(b)) if item[0] not in OWN]
+    changed = [item for item in settings_differences(a, b) if item[0] not in OWN]
     return [
         (name, "" if value_a is None else str(value_a), "" if value_b is None else str(value_b))
         for name, value_a, value_b in changed

@@ -178,11 +178,11 @@ def restore(
     run = replace(run, data=replace(run.data, path=str(data_dir)))
     calibrators: tuple[Calibrator, ...] = ()
     log = ""
-    if calibrated and (run.calibrate != "none" or (run_dir / CALIBRATORS).exists()):
+    if calibrated and (run.calibrator != "none" or (run_dir / CALIBRATORS).exists()):
         from sparrow.trained.calibrator_files import load_of_step  # few runs have some
 
         calibrators, log = load_of_step(
-            run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrate
+            run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrator
         )
     model = build(run, schema)
     try:

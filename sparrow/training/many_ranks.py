@@ -17,8 +17,9 @@ from typing_extensions import override
 
 from sparrow import kernels, sharding
 from sparrow.core import Batch, UserError
-from sparrow.core.config import flatten, to_dict
+from sparrow.core.config import flatten, to_dict, with_extensions
 from sparrow.core.errors import counted
+from sparrow.core.extensions import settings_names, settings_of_each_rank
 from sparrow.distributed import Grid, World, check_same
 from sparrow.distributed.mesh import MeshWorld
 from sparrow.distributed.places import EVERYWHERE, place_of
@@ -55,8 +56,10 @@ class ManyRanks(Ranks):
 
     @override
     def check_same(self, run: Run, fingerprint: str, step: int) -> None:
-        settings = flatten(to_dict(run, unset=True))
-        held = {name: value for name, value in settings.items() if name not in MAY_DIFFER}
+        complete = with_extensions(run, settings_names())
+        settings = flatten(to_dict(complete, unset=True))
+        may_differ = {*MAY_DIFFER, *settings_of_each_rank()}
+        held = {name: value for name, value in settings.items() if name not in may_differ}
         held |= {
             "device": torch.device(run.device).type,
             "prepared log": fingerprint[:12],

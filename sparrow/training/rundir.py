@@ -204,7 +204,7 @@ class RunDir:
         """
         file = self.path / "run.toml"
         folder = self.path / CALIBRATORS
-        if run.calibrate == "none" and folder.exists() and Run.load(file).calibrate != "none":
+        if run.calibrator == "none" and folder.exists() and Run.load(file).calibrator != "none":
             shutil.rmtree(folder)
         self.with_maps(run).save(file)
 

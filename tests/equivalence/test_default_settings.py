@@ -105,7 +105,7 @@ DRAWN = {
     "order": {"data.shuffle": True, "data.batch_size": 3000, "loop.epochs": 3},
     "ids": {"data.id_dropout": {"item": 0.3, "history": 0.5}},
     "pairs": {"loss.name": "pairwise"},
-    "calibrated": {"calibrate": "isotonic"},
+    "calibrated": {"calibration.method": "isotonic"},
 }
 
 

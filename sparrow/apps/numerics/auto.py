@@ -18,6 +18,7 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import write_text
 from sparrow.core.workplace import workplace
 from sparrow.distributed import World, run_on_rank0
+from sparrow.extensions.calibration import settings as calibration
 from sparrow.extensions.low_precision import probe
 from sparrow.extensions.low_precision.precision import recipe_file
 from sparrow.extensions.tiers.block_files import BlockFiles, forget, remove_files
@@ -150,11 +151,10 @@ def _try(run: Run, folder: Path, folders: list[Path], listen: Listener) -> None:
         "precision": Precision(weights=run.precision.weights),
         "loop": replace(run.loop, max_steps=steps, epochs=1, patience=None, evaluate_every=None),
         "checkpoint": replace(run.checkpoint, every=None, background=False),
-        "calibrate": "none",
         "compile": False,
         "log": replace(run.log, tensorboard=False),
     }
-    short = replace(run, **changes)
+    short = replace(run, **changes).with_settings(calibration.Config())
 
     def heard(event: str, values: dict[str, Any]) -> None:
         if event in ("begin", "progress"):
