@@ -249,7 +249,7 @@ def _convert_fields(
 
 
 @functools.cache
-def extensions_field(cls: type) -> str | None:
+def extensions_field(cls: Any) -> str | None:
     """Returns the name of the field that has the settings of extensions, see `OfExtensions`."""
     kinds = type_hints(cls).items()
     return next((name for name, kind in kinds if OfExtensions() in typing.get_args(kind)[1:]), None)

@@ -112,8 +112,7 @@ class Loop:
     progressive: report how well each fifth of the first epoch was predicted before it was trained
     on. evaluate_every: steps between evaluations on the valid part (by default each epoch's end).
     patience: stop after so many evaluations without a better `monitor`, which is of the first label
-    where there are several. ahead: for so many coming steps, at most 4, rows of tables on an SSD
-    are read before they are needed.
+    where there are several.
     """
 
     epochs: int = 1
@@ -126,10 +125,8 @@ class Loop:
     evaluate_every: int | None = None
     patience: int | None = None
     monitor: Annotated[str, OneOf(monitored)] = "ne"
-    ahead: int = 2
 
     def __post_init__(self) -> None:
-        require(least=0, most=MOST_AHEAD, ahead=self.ahead)
         require(least=1, epochs=self.epochs, max_steps=self.max_steps, accumulate=self.accumulate)
         require(least=1, evaluate_every=self.evaluate_every, patience=self.patience)
         require(above=0, clip_norm=self.clip_norm)
@@ -188,14 +185,12 @@ class Checkpoints:
     the best.
 
     background: written while training continues, for which tables, or frames of those on an SSD,
-    are in memory twice meanwhile. whole: checkpoints have all rows of tables on an SSD, so that
-    nothing but the run directory is needed.
+    are in memory twice meanwhile.
     """
 
     every: int | None = None
     keep: int = 3
     background: bool = False
-    whole: bool = False
 
     def __post_init__(self) -> None:
         require(least=1, every=self.every, keep=self.keep)
@@ -224,6 +219,14 @@ class ExtensionSettings:
         """What the scores of each checkpoint are to pass through last."""
         return "none"
 
+    def placed(self, placement: Placement) -> Placement:
+        """Returns where tables have their rows, with what the extension says of it."""
+        return placement
+
+    def on_this_machine(self, run: Run) -> Run:
+        """Returns the run without what is not here, so that its checkpoints are scored anywhere."""
+        return run
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -238,9 +241,8 @@ class Run:
     device: "cpu", "cuda", "cuda:1", ... precision: of the matrix products, by name or by a recipe
     file, see docs/precision.md. compile: through torch.compile, which takes some tens of seconds at
     the beginning. init_from: the directory of a run to begin with what it learnt, see `warm_start`.
-    ssd: a folder on an SSD, for the rows of tables whose `tables.tier` needs one. extensions: name
-    -> its settings, of the extensions of which something is set; in a file they are tables beside
-    the others.
+    extensions: name -> settings, of the extensions of which something is set. In a file they are
+    tables beside the others.
     """
 
     run_dir: str
@@ -267,7 +269,6 @@ class Run:
     precision: Precision = dataclasses.field(default_factory=Precision)
     compile: bool = False
     init_from: str | None = None
-    ssd: str | None = None
     extensions: Annotated[Mapping[str, ExtensionSettings], OfExtensions()] = dataclasses.field(
         default_factory=dict
     )
@@ -294,10 +295,11 @@ class Run:
         """Where tables have their rows. No row leaves its frame within the steps at which a run may
         look.
         """
-        folder = None if self.ssd is None else Path(self.ssd)
-        return Placement(
-            device=self.device, folder=folder, window=(1 + MOST_AHEAD) * self.loop.accumulate
-        )
+        window = (1 + MOST_AHEAD) * self.loop.accumulate
+        placement = Placement(device=self.device, window=window)
+        for settings in self.extensions.values():
+            placement = settings.placed(placement)
+        return placement
 
     @property
     def calibrator(self) -> KINDS:

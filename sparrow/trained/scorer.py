@@ -162,8 +162,8 @@ def restore(
             " from"
         )
     run = Run.load(run_dir / "run.toml", {} if device is None else {"device": device})
-    if run.ssd is not None and not Path(run.ssd).is_dir():  # it is on another machine
-        run = replace(run, ssd=None, tables=run.tables.in_memory)
+    for settings in run.extensions.values():
+        run = settings.on_this_machine(run)
     transforms = Transforms.load(run_dir)
     schema = transforms.schema
     directory = run_dir / "checkpoints"

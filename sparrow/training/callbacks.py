@@ -140,6 +140,12 @@ class Callback:
         """Returns a context around a part of a step. name: one of `STAGES`."""
         return nullcontext()
 
+    def steps_ahead(self) -> int:
+        """Returns for how many coming steps, at most `MOST_AHEAD`, rows are to be looked up before
+        they are needed.
+        """
+        return 0
+
     def look_ahead(self, step: int, waiting: Sequence[Share]) -> None:
         """A step is about to compute, so that the batches of the next ones may be looked at.
 
@@ -254,6 +260,10 @@ class Callbacks(Callback):
         for member in self._staged:
             stack.enter_context(member.stage(name))
         return stack
+
+    @override
+    def steps_ahead(self) -> int:
+        return max((member.steps_ahead() for member in self.members), default=0)
 
     @override
     def look_ahead(self, step: int, waiting: Sequence[Share]) -> None:

@@ -32,7 +32,7 @@ from sparrow.trained.dense import common_weights, optimizer_state, places
 from sparrow.trained.run import Run
 from sparrow.training.ranks import Ranks, gradients_of, learn
 
-MAY_DIFFER = ("run_dir", "data.path", "init_from", "sharding.plan", "device", "threads", "ssd")
+MAY_DIFFER = ("run_dir", "data.path", "init_from", "sharding.plan", "device", "threads")
 """Settings that ranks may have each for itself: names under which they see the same files (what
 those hold is compared), the device of its kind, and threads, of which nothing that all ranks must
 have in common depends.

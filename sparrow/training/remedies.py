@@ -24,7 +24,7 @@ _FEWER = (
     "prepare with a larger min_count or fewer rows, or choose a smaller --tables.format.name, such"
     " as int8"
 )
-_ON_SSD = ", or keep it on an SSD with few frames in memory (--ssd, --tables.tier.name ssd)"
+_ON_SSD = ", or keep it on an SSD with few frames in memory (--tiers.folder, --tables.tier ssd)"
 
 
 def refuse(plan: Plan, needs: Needs) -> NoReturn:

@@ -181,7 +181,7 @@ def test_files_on_an_ssd_of_a_search_that_was_killed_go(
         | {"model.name": "dcnv2", "model.dim": 4, "model.deep": [8], "loop.max_steps": 6}
         | {
             "tables.tier.name": "ssd",
-            "ssd": str(disk),
+            "tiers.folder": str(disk),
             "data.batch_size": 16,
             "tables.tier.fraction": 0.5,
         }

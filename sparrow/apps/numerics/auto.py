@@ -23,6 +23,7 @@ from sparrow.extensions.low_precision import probe
 from sparrow.extensions.low_precision.precision import recipe_file
 from sparrow.extensions.tiers.block_files import BlockFiles, forget, remove_files
 from sparrow.extensions.tiers.reuse import silent
+from sparrow.extensions.tiers.settings import Config
 from sparrow.layers.precision import AUTO, AUTO_FILE, Precision
 from sparrow.trained.log import open_log
 from sparrow.trained.run import Run
@@ -113,9 +114,11 @@ def _decide(run: Run, world: World, listen: Listener, held: Held) -> dict[str, A
     plan = Plan(run=replace(run, precision=Precision()), dataset=data.open(run.data.path))
     check_settings(plan)
     check_extensions(plan)
-    if run.ssd is not None and world.hosts > 1 and not run.checkpoint.whole:
+    tiers = run.settings_of(Config)
+    if tiers.folder is not None and world.hosts > 1 and not tiers.full_checkpoints:
         why = "'auto' reads a checkpoint on one host, which has not the blocks of others"
-        raise UserError(f"precision: {why}; add --checkpoint.whole true, or give a recipe file")
+        remedy = "add --tiers.full_checkpoints true, or give a recipe file"
+        raise UserError(f"precision: {why}; {remedy}")
     with ExitStack() as work:
 
         def hidden() -> str:

@@ -457,7 +457,7 @@ def test_bytes_of_a_proposal_are_those_of_the_run_that_follows(
     """
     where: dict[str, Any] = {
         "tables.tier.name": tier,
-        "ssd": str(tmp_path / "disk"),
+        "tiers.folder": str(tmp_path / "disk"),
         "tables.tier.fraction": 0.2,
     }
     where = (

@@ -76,7 +76,7 @@ def trainer(prepared: Path, place: Path, **options: Any) -> Trainer:
     how = {
         name: options.pop(name) for name in ("resume", "overwrite", "listener") if name in options
     }
-    chosen = {"tables.tier.name": "ssd", "ssd": str(place / "disk")} | {
+    chosen = {"tables.tier.name": "ssd", "tiers.folder": str(place / "disk")} | {
         n.replace("__", "."): v for n, v in options.items()
     }
     return Trainer(run_of(str(prepared), str(place / "run"), **SETTINGS | chosen), **how)
@@ -216,7 +216,7 @@ def test_a_run_goes_on_elsewhere(
     """
     place = tmp_path
     choices: dict[str, dict[str, Any]] = {
-        "folder": {"ssd": str(tmp_path / "disk" / "other")},
+        "folder": {"tiers.folder": str(tmp_path / "disk" / "other")},
         "seed": {"tables__seed": 7},
         "frames": {"tables__tier__fraction": 0.1},
         "lfu": {"tables__tier__fraction": 0.1, "tables__tier__policy": "lfu"},
@@ -231,7 +231,7 @@ def test_a_run_goes_on_elsewhere(
         (tmp_path / "copied").mkdir()
         shutil.copytree(place / "run", tmp_path / "copied" / "run")
         place = tmp_path / "copied"
-        options["ssd"] = str(tmp_path / "disk")
+        options["tiers.folder"] = str(tmp_path / "disk")
     trainer(wide, place, resume=True, **options).fit()
     check(place, in_memory)
     used = {Path(path) for path in last(place).block_files}
@@ -267,7 +267,7 @@ def test_what_a_killed_auto_has_left_goes_with_the_next_training(
     """
     for name in ("killed12", "working1"):
         trainer(
-            wide, tmp_path / f".run.{name}", ssd=str(tmp_path / "disk"), loop__max_steps=5
+            wide, tmp_path / f".run.{name}", tiers__folder=str(tmp_path / "disk"), loop__max_steps=5
         ).fit()
         (tmp_path / f".run.{name}" / "sparrow-prepare.lock").touch()
     working = set(checkpoint.load(tmp_path / ".run.working1" / "run" / "checkpoints").block_files)
@@ -391,7 +391,9 @@ def go_on(wide: Path, place: Path, steps: int, **options: Any) -> list[str]:
         notes.extend([values["text"]] if event == "note" else [])
 
     disk = str(place.parent / "disk")
-    trainer(wide, place, ssd=disk, loop__max_steps=steps, listener=listen, **options).fit()
+    trainer(
+        wide, place, tiers__folder=disk, loop__max_steps=steps, listener=listen, **options
+    ).fit()
     return [note for note in notes if "is a copy, or was restored" in note]
 
 
@@ -514,7 +516,9 @@ def test_in_the_background(
 
     monkeypatch.setattr(of_saved, "write_rows", slow)
     monkeypatch.setattr(Saver, "finish", finished)
-    run = trainer(wide, tmp_path, checkpoint__background=True, loop__max_steps=35, loop__ahead=2)
+    run = trainer(
+        wide, tmp_path, checkpoint__background=True, loop__max_steps=35, tiers__prefetch=2
+    )
     run.fit()
     assert sum(steps > 0 for steps in at) >= 10
     check(tmp_path, in_memory)
@@ -527,14 +531,14 @@ def test_in_the_background(
 
 def test_with_all_rows(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
     """Such checkpoints need no folder beside the run's. A run changes between the two kinds."""
-    trainer(wide, tmp_path, checkpoint__whole=True, loop__max_steps=25).fit()
+    trainer(wide, tmp_path, tiers__full_checkpoints=True, loop__max_steps=25).fit()
     assert not files(tmp_path) and not last(tmp_path).block_files
     shutil.rmtree(tmp_path / "disk")
     check(tmp_path, in_memory)
     trainer(wide, tmp_path, resume=True, loop__max_steps=35).fit()
     check(tmp_path, in_memory)
     assert files(tmp_path) == needed(tmp_path) and len(files(tmp_path)) == 5
-    trainer(wide, tmp_path, resume=True, checkpoint__whole=True).fit()
+    trainer(wide, tmp_path, resume=True, tiers__full_checkpoints=True).fit()
     check(tmp_path, in_memory)
     assert (
         last(tmp_path).step == 60
@@ -645,7 +649,7 @@ def test_after_a_resume_the_same_rows_leave(
     """
     # counts are halved on both sides of the stop, and not just there
     monkeypatch.setattr(lfu.Config, "halved", 7)
-    options = {"tables__tier__policy": policy, "loop__ahead": ahead}
+    options = {"tables__tier__policy": policy, "tiers__prefetch": ahead}
     at: dict[int, dict[str, tuple[int, int, int]]] = {}
     with monkeypatch.context() as patched:
         whole = trainer(wide, tmp_path / "whole", **options)
@@ -675,7 +679,7 @@ def test_beneath_exact_rows_each_use_is_counted_once(
     """
     monkeypatch.setattr(lfu.Config, "halved", 7)
     brought = counted(monkeypatch)
-    options = {"tables__tier__policy": "lfu", "loop__ahead": 3, "tables__format__name": "int8"}
+    options = {"tables__tier__policy": "lfu", "tiers__prefetch": 3, "tables__format__name": "int8"}
     options |= {"tables__cache__fraction": 0.03, "tables__tier__fraction": 0.4}
     options |= {"loop__max_steps": 30, "loop__evaluate_every": 99, "checkpoint__every": 10}
     whole = trainer(wide, tmp_path / "whole", **options)

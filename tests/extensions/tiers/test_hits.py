@@ -150,7 +150,7 @@ def test_what_an_ssd_did_is_told(
     """
     changes: dict[str, Any] = {
         "loop": Loop(max_steps=40),
-        "ssd": str(tmp_path / "disk"),
+        "tiers.folder": str(tmp_path / "disk"),
         "checkpoint": Checkpoints(),
     }
     run = small_run(wide, tmp_path / "run", batch_size=16, **changes)
