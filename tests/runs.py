@@ -11,7 +11,6 @@ from typing import Any
 
 from sparrow.data.batches.loader import Share
 from sparrow.embeddings import TableChoices
-from sparrow.extensions.tiers import settings as tiers
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.models import dlrm
 from sparrow.optimizers import adam
@@ -37,6 +36,8 @@ def small_run(prepared: Path, run_dir: Path, *, batch_size: int = 256, **changes
 
 def on_disk(run: Run, folder: Path, **settings: Any) -> Run:
     """A run with its rows of tables on an SSD in a folder. settings: others of tiers."""
+    from sparrow.extensions.tiers import settings as tiers  # runs in memory do not load it
+
     return run.with_settings(tiers.Config(folder=str(folder), **settings))
 
 

@@ -15,7 +15,7 @@ import torch
 from sparrow.analysis import elements, picture
 from sparrow.analysis.external_scores import column_scores, file_scores
 from sparrow.analysis.scores import Rows, label_number, score_part, unit_numbers
-from sparrow.core.config import settings_differences
+from sparrow.core.comparison import settings_differences
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset

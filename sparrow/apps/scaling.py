@@ -17,7 +17,8 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.analysis import picture
 from sparrow.core import Batch
-from sparrow.core.config import Family, settings_differences
+from sparrow.core.comparison import settings_differences
+from sparrow.core.config import Family
 from sparrow.core.errors import UserError
 from sparrow.kernels.flops import count_flops
 from sparrow.metrics.intervals import t_quantile

@@ -12,7 +12,8 @@ from typing import Any
 from sparrow.cli import _show
 from sparrow.cli._parse import overrides, parse
 from sparrow.core.choices import choices, parts
-from sparrow.core.config import flatten, to_dict, with_extensions
+from sparrow.core.comparison import with_extensions
+from sparrow.core.config import flatten, to_dict
 from sparrow.core.extensions import settings_names
 from sparrow.trained.run import Run
 from sparrow.training.defaults import defaults

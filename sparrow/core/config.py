@@ -12,7 +12,7 @@ import pkgutil
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -255,20 +255,6 @@ def extensions_field(cls: Any) -> str | None:
     return next((name for name, kind in kinds if OfExtensions() in typing.get_args(kind)[1:]), None)
 
 
-def with_extensions(config: T, names: Iterable[str]) -> T:
-    """Returns a config that has the settings of these extensions, with their defaults where it
-    sets none.
-    """
-    field = extensions_field(type(config))
-    if field is None:
-        return config
-    defaults = {name: settings_class(name)() for name in names}
-    return typing.cast(
-        T,
-        dataclasses.replace(typing.cast(Any, config), **{field: defaults | getattr(config, field)}),
-    )
-
-
 def _named(kind: Any, f: dataclasses.Field[Any], value: Any) -> Any:
     """A member's settings without its name mean the field's default member."""
     family = family_of(kind)
@@ -380,17 +366,6 @@ def flatten(data: Any, place: str = "") -> dict[str, Any]:
             leaves |= flatten(value, f"{place}.{key}".lstrip("."))
         return leaves
     return {place: list(data) if isinstance(data, tuple) else data}
-
-
-def settings_differences(left: Any, right: Any) -> list[tuple[str, Any, Any]]:
-    """Returns the `differences` of two configs of a class. Where one of them sets nothing of an
-    extension it has the defaults.
-    """
-    field = extensions_field(type(left))
-    names = {*getattr(left, field), *getattr(right, field)} if field else set()
-    return differences(
-        to_dict(with_extensions(left, names)), to_dict(with_extensions(right, names))
-    )
 
 
 def differences(left: Any, right: Any) -> list[tuple[str, Any, Any]]:

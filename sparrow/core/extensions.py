@@ -105,15 +105,6 @@ def extension_of(settings: object) -> str:
     return type(settings).__module__.removeprefix(f"{PACKAGE}.").partition(".")[0]
 
 
-def settings_of_each_rank() -> set[str]:
-    """Returns the dotted names of settings that ranks may have each for itself."""
-    return {
-        f"{name}.{setting}"
-        for name, extension in extensions().items()
-        for setting in extension.may_differ
-    }
-
-
 def take_earlier_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns settings without those that have an earlier name, and the latter by their dotted
     name of today.

@@ -17,9 +17,10 @@ from typing_extensions import override
 
 from sparrow import kernels, sharding
 from sparrow.core import Batch, UserError
-from sparrow.core.config import flatten, to_dict, with_extensions
+from sparrow.core.comparison import settings_of_each_rank, with_extensions
+from sparrow.core.config import flatten, to_dict
 from sparrow.core.errors import counted
-from sparrow.core.extensions import settings_names, settings_of_each_rank
+from sparrow.core.extensions import settings_names
 from sparrow.distributed import Grid, World, check_same
 from sparrow.distributed.mesh import MeshWorld
 from sparrow.distributed.places import EVERYWHERE, place_of

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from sparrow.checkpoint import Checkpoint
-from sparrow.core.config import flatten, from_dict, settings_differences
+from sparrow.core.comparison import settings_differences
+from sparrow.core.config import flatten, from_dict
 from sparrow.trained.build import load_weights
 from sparrow.trained.optimizer_state import read_optimizer
 from sparrow.trained.run import Run

@@ -16,9 +16,9 @@ from sparrow.trained.run import MOST_AHEAD, ExtensionSettings, Run
 class Config(ExtensionSettings):
     """Tables larger than memory.
 
-    folder: on an SSD, for the rows of tables whose `tables.tier` needs one. full_checkpoints:
-    checkpoints have all rows of tables on an SSD, so that nothing but the run directory is needed.
-    prefetch: for so many coming steps, at most 4, rows of tables on an SSD are read before they are
+    folder: on an SSD, for the rows of tables whose `tables.tier` needs one. prefetch: for so many
+    coming steps, at most 4, rows without frames are read before they are needed. full_checkpoints:
+    whether checkpoints have all rows of tables on an SSD, so that nothing but the run directory is
     needed.
     """
 

@@ -23,7 +23,7 @@ from sparrow.kernels.formats import int8
 from sparrow.trained.run import Checkpoints, Log, Loop
 from sparrow.training import Trainer, preflight, runlog, train
 from tests.analysis.pages import page
-from tests.runs import small_run
+from tests.runs import on_disk, small_run
 
 ALL, FEW = (TableChoices(format=int8.Config(), cache=Cache(fraction=f)) for f in (1.0, 0.2))
 
@@ -148,12 +148,9 @@ def test_what_an_ssd_did_is_told(
     """Also of one beneath the memory of the host. From there nothing is read or written while all
     rows have frames.
     """
-    changes: dict[str, Any] = {
-        "loop": Loop(max_steps=40),
-        "tiers.folder": str(tmp_path / "disk"),
-        "checkpoint": Checkpoints(),
-    }
+    changes: dict[str, Any] = {"loop": Loop(max_steps=40), "checkpoint": Checkpoints()}
     run = small_run(wide, tmp_path / "run", batch_size=16, **changes)
+    run = on_disk(run, tmp_path / "disk")
     run = replace(run, data=replace(run.data, id_dropout={}))
     want = {table: rows for table, (rows, _) in counted(Trainer(run), 40).items()}
     replace(run, tables=replace(run.tables, tier=ON_SSD[name])).save(tmp_path / "run.toml")
