@@ -3,7 +3,7 @@ BIN = .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: setup demo test test-slow evidence mutants dist docs lint format clean
+.PHONY: setup demo test test-slow test-random evidence mutants dist docs lint format clean
 
 # What setup.py leaves where the kernels did not compile. The stamps are not made then, so that make tries again.
 WHY_NOT = sparrow/kernels/_not_built.txt
@@ -41,6 +41,14 @@ test: setup lint docs  ## lint, layers, types, the site's links, quick tests, a 
 
 test-slow: setup
 	$(BIN)/pytest -m slow --timeout 7200
+
+SEED ?= 1
+BUSY ?= 0
+
+test-random: setup  ## the quick tests in an order that SEED decides, beside BUSY endless loops
+	@loops=; for i in $$(seq $(BUSY)); do (while :; do :; done) & loops="$$loops $$!"; done; \
+	  $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --random-order --random-order-seed=$(SEED); \
+	  status=$$?; test -z "$$loops" || kill $$loops; exit $$status
 
 evidence: setup  ## every benchmark's quick form, and notes/evidence.md: two hours, goes on where it was stopped
 	$(BIN)/python benchmarks/evidence.py

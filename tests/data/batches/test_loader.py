@@ -123,12 +123,11 @@ def test_what_was_seen_is_not_read_again(dataset: Dataset, monkeypatch: pytest.M
 
 def test_the_reading_threads_end_with_the_iteration(dataset: Dataset) -> None:
     """As soon as they are through with what they are at: see `ahead`."""
+    of_others = set(threading.enumerate())
     batches = iter(dataset.loader(10))
     next(batches)
-    threads = [
-        t for t in threading.enumerate() if t.name.startswith(("sparrow-loader", "sparrow-batches"))
-    ]
-    assert len(threads) == 2
+    threads = set(threading.enumerate()) - of_others
+    assert {thread.name for thread in threads} == {"sparrow-loader_0", "sparrow-batches_0"}
     del batches
     for thread in threads:
         thread.join(60)
