@@ -21,7 +21,7 @@ from sparrow.core.extensions import (
     extension_members,
     settings_class,
     settings_names,
-    take_earlier_names,
+    with_names_of_today,
 )
 
 T = TypeVar("T")
@@ -248,7 +248,6 @@ def _convert_fields(
     return converted
 
 
-@functools.cache
 def extensions_field(cls: Any) -> str | None:
     """Returns the name of the field that has the settings of extensions, see `OfExtensions`."""
     kinds = type_hints(cls).items()
@@ -279,8 +278,7 @@ def named(cls: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         UserError: when a setting has its earlier name and that of today.
     """
     if extensions_field(cls):
-        rest, renamed = take_earlier_names(settings)
-        settings = {**rest, **renamed}
+        settings = with_names_of_today(settings)
 
     def is_member(path: list[str]) -> bool:
         kind: Any = cls

@@ -130,6 +130,12 @@ def take_earlier_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     return rest, renamed
 
 
+def with_names_of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by dotted name, all with the names of today. See `take_earlier_names`."""
+    rest, renamed = take_earlier_names(settings)
+    return {**rest, **renamed}
+
+
 def _place(settings: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
     """Returns the table in which a setting is, if it is set, and its key there."""
     first, _, rest = name.partition(".")

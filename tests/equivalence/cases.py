@@ -692,7 +692,7 @@ def settled(
         patch.setattr(auto, "_try", lambda *what: pytest.fail("it trained"))
         again = auto.choose_precision(run, resume=True, overwrite=False).precision
         for more in ({"compile": True}, {"sharding.ranks_per_host": 1}):
-            if "ssd" in changes or "compile" in more:
+            if "tiers.folder" in changes or "compile" in more:
                 with pytest.raises(UserError) as error:
                     auto.choose_precision(
                         run_of(prepared, run_dir, **changes | more), resume=False, overwrite=True
