@@ -4,6 +4,7 @@ loaded; of the others, nothing is.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import pkgutil
@@ -115,7 +116,7 @@ def take_earlier_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     Raises:
         UserError: when a setting has both names.
     """
-    rest = {k: dict(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
+    rest = copy.deepcopy(dict(settings))
     renamed = {}
     for name, extension in extensions().items():
         for earlier, setting in extension.earlier_names.items():

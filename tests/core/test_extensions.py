@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,11 @@ from sparrow import data
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.core.config import Family, read_toml, to_dict
-from sparrow.core.extensions import callback_modules, extensions, modules_elsewhere
+from sparrow.core.extensions import callback_modules, extensions, modules_elsewhere, settings_names
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
 from sparrow.training import Trainer, preflight, search, train
+from sparrow.training.look_ahead import LookAhead
 from sparrow.training.rundir import RunDir, forget
 from tests.runs import run_of
 
@@ -130,6 +131,9 @@ class Counting(Callback):
 
     def begin(self):
         self.began.append("begin")
+
+    def steps_ahead(self):
+        return self.by - 1
 
     def after_step(self, step):
         self.steps += self.by
@@ -271,6 +275,7 @@ def test_an_extension_has_settings_of_its_own(tmp_path: Path, prepared: Path) ->
     says what has changed.
     """
     run = run_of(prepared, tmp_path / "run", **STEPS, **{"counting.by": 2})
+    assert Trainer(run).callbacks.member(LookAhead)._depth == 1
     assert train(run)["counted"] == 6
     file = tmp_path / "run" / "run.toml"
     assert read_toml(file)["counting"] == {"by": 2, "pencil": to_dict(run)["dense"]}
@@ -327,6 +332,10 @@ def test_the_settings_of_extensions_are_read_like_all_others(tmp_path: Path) -> 
     }.items():
         with pytest.raises(UserError, match=re.escape(message)):
             counting(text)
+
+
+def test_no_extension_with_settings_is_called_as_a_setting_of_the_run() -> None:
+    assert not {field.name for field in fields(Run)} & set(settings_names())
 
 
 @pytest.mark.usefixtures("counting")
