@@ -64,7 +64,7 @@ def callbacks_of(job: Job) -> list[Callback]:
         *(module.callback(job) for module in callback_modules(run, options)),
     ]
     if "profile" in job.options and job.ranks.leads:
-        from sparrow.training.profiling import Profiler
+        from sparrow.training.profiling import Profiler  # few runs are profiled
 
         members.append(Profiler(job.dir.path))
     return members
