@@ -38,6 +38,8 @@ class Extension:
         elsewhere: name of a file in a run's directory, which says that the run has more elsewhere
             -> the module that knows what. It has `forget(run_dir)`, which removes that, and
             `hand_over(run_dir, heir)`, which gives it to another directory.
+        files: names of the files that it writes into a run's directory. A new run there drops
+            those of an earlier one.
         adapts: whether it changes the model or the dense optimizer of a run, by its settings. The
             module `adaptation` then has functions `adapt_model(model, run)` and
             `adapt_optimizer(optimizer, run)`, which are called before anything is loaded into them.
@@ -53,6 +55,7 @@ class Extension:
     applies: Callable[[Any, Collection[str]], bool] = _never
     calls_back: bool = True
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    files: Collection[str] = ()
     adapts: Callable[[Any], bool] = _adapts_none
     plans: bool = False
     engine: str | None = None
@@ -125,6 +128,11 @@ def engine_texts() -> dict[str, str]:
 def engine_module(name: str) -> ModuleType:
     """Returns the module that opens the engine of an extension."""
     return importlib.import_module(f"{PACKAGE}.{name}.engine")
+
+
+def files_of_all() -> list[str]:
+    """Returns the names of the files that extensions write into a run's directory."""
+    return [name for extension in extensions().values() for name in extension.files]
 
 
 def modules_elsewhere(run_dir: Path) -> list[ModuleType]:

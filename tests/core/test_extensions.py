@@ -27,6 +27,7 @@ EXTENSION = Extension(
     members={"sparrow.optimizers": {"still": "optimizer"}},
     applies=lambda run, options: type(run.dense).__module__.endswith("counting.optimizer") or "elsewhere" in options,
     elsewhere={"counting.txt": "away"},
+    files=("counted.json",),
     adapts=lambda run: type(run.dense).__module__.endswith("counting.optimizer"),
     plans=True,
 )
@@ -250,3 +251,21 @@ def test_what_a_run_has_elsewhere_goes_with_its_directory(tmp_path: Path, prepar
     assert away.read_text() == str(tmp_path / "heir")
     forget(tmp_path / "heir")
     assert not away.exists()
+
+
+@pytest.mark.usefixtures("counting")
+def test_what_an_extension_wrote_goes_when_a_run_begins_anew(
+    tmp_path: Path, prepared: Path
+) -> None:
+    run = run_of(prepared, tmp_path / "run", **{"loop.max_steps": 1, "model.name": "dcnv2"})
+    file = tmp_path / "run" / "counted.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    with pytest.raises(UserError, match="no run's, and holds counted.json"):
+        train(run)
+    assert file.exists()
+    file.unlink()
+    train(run)
+    file.write_text("{}")
+    train(run, overwrite=True)
+    assert not file.exists()
