@@ -43,6 +43,8 @@ class Extension:
         adapts: whether it changes the model or the dense optimizer of a run, by its settings. The
             module `adaptation` then has functions `adapt_model(model, run)` and
             `adapt_optimizer(optimizer, run)`, which are called before anything is loaded into them.
+        tries: name of a model -> what a search tries for it beside the defaults, by dotted name,
+            in order. The first is {}.
         plans: whether the module `plan` has `Hooks`, see `training.plan.PlanHooks`. They are asked
             of runs to which the extension applies.
         engine: what the flag of its engine says, see `sparrow.data.preparation.engine`. The flag
@@ -57,6 +59,7 @@ class Extension:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     files: Collection[str] = ()
     adapts: Callable[[Any], bool] = _adapts_none
+    tries: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     plans: bool = False
     engine: str | None = None
 
@@ -128,6 +131,14 @@ def engine_texts() -> dict[str, str]:
 def engine_module(name: str) -> ModuleType:
     """Returns the module that opens the engine of an extension."""
     return importlib.import_module(f"{PACKAGE}.{name}.engine")
+
+
+def tries_of_all() -> dict[str, tuple[Mapping[str, Any], ...]]:
+    """Returns name of a model -> what a search tries for it, see `Extension.tries`."""
+    by_model: dict[str, tuple[Mapping[str, Any], ...]] = {}
+    for extension in extensions().values():
+        by_model |= extension.tries
+    return by_model
 
 
 def files_of_all() -> list[str]:

@@ -27,6 +27,8 @@ class _Draws:
     layers: int = 0
 
 
+# ambient, since models hand a batch through layers of one argument, as `nn.Sequential` does; that
+# layers draw in the order of their calls makes the numbers, so a layer alone cannot know its own
 _DRAWS: ContextVar[_Draws | None] = ContextVar("draws", default=None)
 
 

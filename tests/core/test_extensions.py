@@ -14,7 +14,7 @@ from sparrow.core.config import Family
 from sparrow.core.extensions import callback_modules, extensions, modules_elsewhere
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
-from sparrow.training import Trainer, preflight, search, train
+from sparrow.training import Trainer, preflight, remedies, search, train
 from sparrow.training.rundir import RunDir, forget
 from tests.runs import run_of
 
@@ -28,6 +28,7 @@ EXTENSION = Extension(
     applies=lambda run, options: type(run.dense).__module__.endswith("counting.optimizer") or "elsewhere" in options,
     elsewhere={"counting.txt": "away"},
     files=("counted.json",),
+    tries={"gdcn": ({}, {"dense.name": "still"}, {"model.dim": 4})},
     adapts=lambda run: type(run.dense).__module__.endswith("counting.optimizer"),
     plans=True,
 )
@@ -81,6 +82,9 @@ class Hooks(PlanHooks):
 
     def remedy(self, plan, fits):
         return "count on fingers"
+
+    def large_table(self):
+        return "count it by halves"
 """
     ),
     "callback.py": (
@@ -221,6 +225,7 @@ def test_an_extension_plans_its_runs(
     )
     with pytest.raises(UserError, match="or count on fingers"):
         preflight.check_fits(plain, log)
+    assert ", or count it by halves" in remedies._fewer(needs)
 
 
 @pytest.mark.usefixtures("counting")
@@ -269,3 +274,11 @@ def test_what_an_extension_wrote_goes_when_a_run_begins_anew(
     file.write_text("{}")
     train(run, overwrite=True)
     assert not file.exists()
+
+
+@pytest.mark.usefixtures("counting")
+def test_an_extension_says_what_a_search_tries_for_a_model(prepared: Path) -> None:
+    gdcn = {"model.name": "gdcn"}
+    assert search.tries(prepared, gdcn) == [{}, {"dense.name": "still"}, {"model.dim": 4}]
+    assert search.tries(prepared, {**gdcn, "dense.name": "adam"}) == [{}, {"model.dim": 4}]
+    assert {"tables.rule.lr": 0.015} in search.tries(prepared, {"model.name": "dlrm"})
