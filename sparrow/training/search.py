@@ -51,7 +51,7 @@ def tries(prepared: str | Path, settings: Mapping[str, Any]) -> list[dict[str, A
         prepared: the log.
         settings: settings of a person, by dotted name.
     """
-    model = defaults(prepared, settings).get("model.name")
+    model = str(defaults(prepared, settings).get("model.name", ""))
     changes = tries_of_all().get(model, _TRIES)
     fixed = {
         *settings,
