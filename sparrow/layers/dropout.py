@@ -27,8 +27,8 @@ class _Draws:
     layers: int = 0
 
 
-# ambient, since models hand a batch through layers of one argument, as `nn.Sequential` does; that
-# layers draw in the order of their calls makes the numbers, so a layer alone cannot know its own
+# ambient: `forward` of every model and of every layer around a dropout would else take the draws.
+# All layers of a forward share them, since the number of a layer is its place among the calls.
 _DRAWS: ContextVar[_Draws | None] = ContextVar("draws", default=None)
 
 
