@@ -48,9 +48,13 @@ class Extension:
         elsewhere: name of a file in a run's directory, which says that the run has more elsewhere
             -> the module that knows what. It has `forget(run_dir)`, which removes that, and
             `hand_over(run_dir, heir)`, which gives it to another directory.
+        files: names of the files that it writes into a run's directory. A new run there drops
+            those of an earlier one.
         adapts: whether it changes the model or the dense optimizer of a run, by its settings. The
             module `adaptation` then has functions `adapt_model(model, run)` and
             `adapt_optimizer(optimizer, run)`, which are called before anything is loaded into them.
+        tries: name of a model -> what a search tries for it beside the defaults, by dotted name,
+            in order. The first is {}.
         plans: whether the module `plan` has `Hooks`, see `training.plan.PlanHooks`. They are asked
             of runs to which the extension applies.
         engine: what the flag of its engine says, see `sparrow.data.preparation.engine`. The flag
@@ -66,7 +70,9 @@ class Extension:
     applies: Callable[[Any, Collection[str]], bool] = _never
     calls_back: bool = True
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    files: Collection[str] = ()
     adapts: Callable[[Any], bool] = _adapts_none
+    tries: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     plans: bool = False
     engine: str | None = None
 
@@ -201,6 +207,19 @@ def engine_texts() -> dict[str, str]:
 def engine_module(name: str) -> ModuleType:
     """Returns the module that opens the engine of an extension."""
     return importlib.import_module(f"{PACKAGE}.{name}.engine")
+
+
+def tries_of_all() -> dict[str, tuple[Mapping[str, Any], ...]]:
+    """Returns name of a model -> what a search tries for it, see `Extension.tries`."""
+    by_model: dict[str, tuple[Mapping[str, Any], ...]] = {}
+    for extension in extensions().values():
+        by_model |= extension.tries
+    return by_model
+
+
+def files_of_all() -> list[str]:
+    """Returns the names of the files that extensions write into a run's directory."""
+    return [name for extension in extensions().values() for name in extension.files]
 
 
 def modules_elsewhere(run_dir: Path) -> list[ModuleType]:

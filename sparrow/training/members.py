@@ -66,7 +66,7 @@ def callbacks_of(job: Job) -> list[Callback]:
         *of_extensions.members,
     ]
     if "profile" in job.options and job.ranks.leads:
-        from sparrow.training.profiling import Profiler
+        from sparrow.training.profiling import Profiler  # few runs are profiled
 
         members.append(Profiler(job.dir.path))
     return members

@@ -239,7 +239,7 @@ def bytes_of_ranks(
             + copies
             * sum(part_bytes(component, component.rows, component.dim) for component in components)
         ]
-    from sparrow import sharding
+    from sparrow import sharding  # one process shards nothing
 
     rank_bytes = [maps] * grid.size
     plan = sharding.plan(run.sharding.plan, components, grid)
@@ -360,7 +360,7 @@ def resolved(
     for line in run.tables.unused(rows):
         say(line)
     if run.sharding.plan.endswith(".toml"):
-        from sparrow.sharding.plan import tiers_of
+        from sparrow.sharding.plan import tiers_of  # few runs have a file of a plan
 
         tiers = tiers_of(run.sharding.plan, list(rows))
         run = dataclasses.replace(run, tables=run.tables.placed(tiers, rows))

@@ -16,7 +16,7 @@ from sparrow.core.config import Family, read_toml, to_dict
 from sparrow.core.extensions import callback_modules, extensions, modules_elsewhere, settings_names
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
-from sparrow.training import Trainer, preflight, search, train
+from sparrow.training import Trainer, preflight, remedies, search, train
 from sparrow.training.look_ahead import LookAhead
 from sparrow.training.rundir import RunDir, forget
 from tests.runs import run_of
@@ -33,6 +33,8 @@ EXTENSION = Extension(
     earlier_names={"loop.counts": "by"},
     may_differ=("notebook",),
     elsewhere={"counting.txt": "away"},
+    files=("counted.json",),
+    tries={"gdcn": ({}, {"dense.name": "still"}, {"model.dim": 4})},
     adapts=lambda run: type(run.dense).__module__.endswith("counting.optimizer"),
     plans=True,
 )
@@ -110,6 +112,9 @@ class Hooks(PlanHooks):
 
     def remedy(self, plan, fits):
         return "count on fingers"
+
+    def large_table(self):
+        return "count it by halves"
 """
     ),
     "callback.py": (
@@ -255,6 +260,7 @@ def test_an_extension_plans_its_runs(
     )
     with pytest.raises(UserError, match="or count on fingers"):
         preflight.check_fits(plain, log)
+    assert ", or count it by halves" in remedies._fewer(needs)
 
 
 @pytest.mark.usefixtures("counting")
@@ -368,3 +374,29 @@ def test_what_a_run_has_elsewhere_goes_with_its_directory(tmp_path: Path, prepar
     assert away.read_text() == str(tmp_path / "heir")
     forget(tmp_path / "heir")
     assert not away.exists()
+
+
+@pytest.mark.usefixtures("counting")
+def test_what_an_extension_wrote_goes_when_a_run_begins_anew(
+    tmp_path: Path, prepared: Path
+) -> None:
+    run = run_of(prepared, tmp_path / "run", **{"loop.max_steps": 1, "model.name": "dcnv2"})
+    file = tmp_path / "run" / "counted.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    with pytest.raises(UserError, match="no run's, and holds counted.json"):
+        train(run)
+    assert file.exists()
+    file.unlink()
+    train(run)
+    file.write_text("{}")
+    train(run, overwrite=True)
+    assert not file.exists()
+
+
+@pytest.mark.usefixtures("counting")
+def test_an_extension_says_what_a_search_tries_for_a_model(prepared: Path) -> None:
+    gdcn = {"model.name": "gdcn"}
+    assert search.tries(prepared, gdcn) == [{}, {"dense.name": "still"}, {"model.dim": 4}]
+    assert search.tries(prepared, {**gdcn, "dense.name": "adam"}) == [{}, {"model.dim": 4}]
+    assert {"tables.rule.lr": 0.015} in search.tries(prepared, {"model.name": "dlrm"})

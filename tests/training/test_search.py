@@ -107,7 +107,7 @@ def test_a_signal_ends_it(prepared_small: Path, tmp_path: Path) -> None:
 def test_a_try_that_fails_is_left_out(
     prepared_small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_OF_OTHERS", ({}, {"dense.lr": 1e30, "loop.nonfinite": "stop"}))
+    monkeypatch.setattr(module, "_TRIES", ({}, {"dense.lr": 1e30, "loop.nonfinite": "stop"}))
     heard: list[str] = []
     results = search(
         prepared_small,

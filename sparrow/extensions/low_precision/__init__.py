@@ -36,6 +36,7 @@ def _adapts(run: Any) -> bool:
 EXTENSION = Extension(
     members={"sparrow.layers.precisions": dict.fromkeys(PRECISIONS, "precision")},
     applies=_applies,
+    files=(PROBE_FILE,),
     adapts=_adapts,
     plans=True,
 )

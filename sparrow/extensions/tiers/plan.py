@@ -72,3 +72,7 @@ class Hooks(PlanHooks):
             return ""
         better = "`sparrow plan RUN --tiers.folder DIR` divides memory better"
         return f"tables on an SSD fit: {remedy}; {better}"
+
+    @override
+    def large_table(self) -> str:
+        return "keep it on an SSD with few frames in memory (--tiers.folder, --tables.tier ssd)"
