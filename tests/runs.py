@@ -36,7 +36,7 @@ def small_run(prepared: Path, run_dir: Path, *, batch_size: int = 256, **changes
 
 def learn(trainer: Trainer, shares: Sequence[Share]) -> None:
     """A step of a run, on other shares than its feed has."""
-    trainer.record(trainer.course.learn(shares, trainer.step))
+    trainer.record(trainer.course.learn(shares, trainer.progress.step))
 
 
 def run_of(prepared: Path | str, run_dir: Path | str, **settings: Any) -> Run:

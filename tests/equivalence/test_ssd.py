@@ -175,8 +175,10 @@ def fit(
     """The files of the last checkpoint, and how many rows left frames."""
     trainer = Trainer(run_of(prepared, run_dir, **SETTINGS | changes), resume=resume)
     trainer.fit()
-    trainer.ranks.world.leave()
-    stores = [ssd_of(record.store) for tables in trainer.tables for record in tables.all_records()]
+    trainer.job.ranks.world.leave()
+    stores = [
+        ssd_of(record.store) for tables in trainer.job.tables for record in tables.all_records()
+    ]
     left = sum(store.left for store in stores if store)
     saved = checkpoint.load(Path(run_dir) / "checkpoints")
     parts = {
