@@ -101,12 +101,19 @@ def main(arguments: Sequence[str]) -> int:
 
             _profile.show(Path(run.run_dir))
         picture = draw(Path(run.run_dir))
+    _show_end(results, picture)
+    return 130 if results["stopped_by"] == "SIGINT" else 0
+
+
+def _show_end(results: dict[str, Any], picture: str | None) -> None:
+    """Print what the run has written, and why it ended. picture: the name of its file."""
+    from sparrow.cli import _show
+
     files = f"results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}"
     _show.out.print(f"{results['run_dir']}: {files}", soft_wrap=True)
     if results["stopped_by"]:
         message = f"stopped by {results['stopped_by']} after step {results['step']}"
         _show.out.print(f"{message}; --resume continues from there")
-    return 130 if results["stopped_by"] == "SIGINT" else 0
 
 
 def _check_source(path: Path) -> None:

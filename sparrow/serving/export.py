@@ -111,9 +111,7 @@ def export(
         _check_base(old, restored, run)
     golden_rows = choose_golden_rows(restored, log, check)
     dataset = open_log(restored)
-    about = {"model": restored.name, "step": restored.step, "parent": None, "number": 0}
-    if old is not None:
-        about |= {"parent": old.folder.full_digest, "number": old.folder.manifest["number"] + 1}
+    about = _about(restored, old)
     full_files: dict[str, Any] | None = None if old is None else {}
     known: dict[str, Any] = {}
 
@@ -140,6 +138,14 @@ def export(
         about_model["notes"] += notes
         write_text(path / "card.json", to_json(about_model, indent=1) + "\n")
     return new.folder
+
+
+def _about(restored: Restored, old: Scorer | None) -> dict[str, Any]:
+    """Returns what the manifest says of a model, and of the one that it follows."""
+    about = {"model": restored.name, "step": restored.step, "parent": None, "number": 0}
+    if old is not None:
+        about |= {"parent": old.folder.full_digest, "number": old.folder.manifest["number"] + 1}
+    return about
 
 
 def _write_settings(restored: Restored, run: Run, path: Path) -> None:
