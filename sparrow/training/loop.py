@@ -55,9 +55,8 @@ def train(
         resume: go on from the last checkpoint, to bitwise the same weights on the same machine and
             threads.
         overwrite: begin again where another run's files are.
-        options: what else is asked for: "profile" writes a trace of some steps, see `Profiler`;
-            "probe" learns what products look like, see `Probe`; "baseline" says that one will be
-            fitted after the training.
+        options: what else is asked for, by name. "profile" writes a trace of some steps, see
+            `Profiler`; others are of extensions, which say when they go along.
         listener: hears how the training goes.
         held: has the run directory until it is closed, and may have it already; by default this
             ends with the training.
