@@ -65,9 +65,10 @@ commands = [
 for command in commands:
     sys.argv = ["sparrow", *command]
     try:
-        cli.main()
+        code = cli.main()
     except SystemExit as end:
-        assert not end.code, command
+        code = end.code
+    assert not code, command
 modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "sparrow"]
 files = [module.__file__ or "" for module in modules]
 print(json.dumps(sorted(file for file in files if file.endswith(".py"))), file=sys.__stdout__)
