@@ -277,7 +277,7 @@ def test_batches_that_are_not_finite(
     prepare = Feed._for_training
 
     def spoilt(self: Feed, share: Share) -> Share:
-        position, found = self._loader.state_dict()["batch"], prepare(self, share)
+        position, found = self.loader.state_dict()["batch"], prepare(self, share)
         if position % 7 not in (2, 3):
             return found
         dense_BC = found.batch.dense_BC.clone()
