@@ -91,7 +91,9 @@ def run_step(name: str, folder: Path) -> Callable[[], float]:
         "threads": 1,
     }
     trainer = Trainer(Run.of(folder / "prepared", settings))
-    share = next(trainer.loader.shares())
+    # before the trainer had a job
+    loader = trainer.job.feed.loader if hasattr(trainer, "job") else trainer.loader
+    share = next(loader.shares())
 
     def step() -> float:
         if hasattr(trainer, "callbacks"):

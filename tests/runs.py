@@ -43,7 +43,7 @@ def on_disk(run: Run, folder: Path, **settings: Any) -> Run:
 
 def learn(trainer: Trainer, shares: Sequence[Share]) -> None:
     """A step of a run, on other shares than its feed has."""
-    trainer.record(trainer.course.learn(shares, trainer.step))
+    trainer.record(trainer.course.learn(shares, trainer.progress.step))
 
 
 def run_of(prepared: Path | str, run_dir: Path | str, **settings: Any) -> Run:

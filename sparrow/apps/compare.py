@@ -338,6 +338,15 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str, column: str | None) -
     notes.append(
         f"differences up to {floors} count as none: equal, where the interval is within that"
     )
+    notes += _notes_of_sides(sides)
+    if count < 50:
+        notes.append(f"{units} are few: the intervals are rough")
+    return notes
+
+
+def _notes_of_sides(sides: Sequence[Sequence[_Scored]]) -> list[str]:
+    """Returns what a person should know of the runs and of their logs."""
+    notes: list[str] = []
     for name, side in zip("AB", sides, strict=True):
         seeds = [scores.run.seed for scores in side if scores.run is not None]
         if len(set(seeds)) < len(seeds):
@@ -369,8 +378,6 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str, column: str | None) -
                 if scores.run
             )
             notes.append(f"{name}: scores pass through {', '.join(kinds)}")
-    if count < 50:
-        notes.append(f"{units} are few: the intervals are rough")
     return notes
 
 

@@ -10,6 +10,7 @@ bandwidth and capacity too; it has the slowest tier as fast as possible.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,10 +146,8 @@ def place(
         )
     run = preflight.resolved(run, dataset)
     grid = _grid(run, ranks)
-    specs: list[TableSpec] = []
-    for tables in reuse.tables_for(run, dataset):
-        specs += tables.specs
-
+    all_tables = reuse.tables_for(run, dataset)
+    specs = list(itertools.chain.from_iterable(tables.specs for tables in all_tables))
     small = reuse.placed(run, dataset, _small(specs))
     needs = preflight.estimate(small, dataset)  # before anything else takes memory
     saving = _saving(run, specs, needs)
@@ -174,11 +173,8 @@ def place(
     options = {
         name: options_of(table_uses, device, can_leave[name]) for name, table_uses in uses.items()
     }
-    smallest_of = {
-        name: min(costs, key=lambda cost: (cost.bytes, cost.ms)) for name, costs in options.items()
-    }
-    # or all in memory
-    fewest = min(smallest_of, {name: costs[0] for name, costs in options.items()}, key=needed)
+    all_in_memory = {name: costs[0] for name, costs in options.items()}
+    fewest = min(_smallest(options), all_in_memory, key=needed)
     _check(needed(fewest), memory, rest, run)
     chosen = _divide_all(options, memory - rest, needed, fewest)
     tiers = {name: cost.tier for name, cost in chosen.items()}
@@ -194,6 +190,13 @@ def place(
             _rest_of_rank(rank_needs, specs, saving_rank) + saving_rank(tiers) if ranks > 1 else 0
         ),
     )
+
+
+def _smallest(options: Mapping[str, Sequence[Cost]]) -> dict[str, Cost]:
+    """Returns for each table the place that takes the fewest bytes, the quickest of several."""
+    return {
+        name: min(costs, key=lambda cost: (cost.bytes, cost.ms)) for name, costs in options.items()
+    }
 
 
 def _grid(run: Run, ranks: int) -> Grid:

@@ -446,6 +446,18 @@ class Schema:
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_columns()
+        self._check_kinds()
+        self._check_groups()
+        if self.split.negatives < 1 and len(self.labels) > 1:
+            raise UserError(
+                "split.negatives: scores are corrected for one label only; keep all rows, or one"
+                " label"
+            )
+        self._check_shares()
+
+    def _check_columns(self) -> None:
+        """Check names, tables and what each column is made of."""
         vectors = self.of_kind("vector")
         for name, column in self.columns.items():
             if name.startswith(":"):
@@ -474,6 +486,9 @@ class Schema:
             ]:
                 remedy = f"{table!r} holds quantile buckets; give the ids another table"
                 raise UserError(f"columns.{mixed[0]}.table: {remedy}")
+
+    def _check_kinds(self) -> None:
+        """Check what one column alone may be."""
         for kind in ("time", "group", "session", "weight", "impressions"):
             named = self.of_kind(kind)
             if len(named) > 1:
@@ -486,6 +501,9 @@ class Schema:
             raise UserError(
                 f"cluster.by: {self.cluster.by!r} is no column of kind session or group{known}"
             )
+
+    def _check_groups(self) -> None:
+        """Check the groups of features."""
         grouped = [name for names in self.groups.values() for name in names]
         for group, names in self.groups.items():
             if not names:
@@ -500,12 +518,6 @@ class Schema:
                     raise UserError(
                         f"groups.{group}: {name!r} is named twice; a feature is in one group"
                     )
-        if self.split.negatives < 1 and len(self.labels) > 1:
-            raise UserError(
-                "split.negatives: scores are corrected for one label only; keep all rows, or one"
-                " label"
-            )
-        self._check_shares()
 
     def _check_shares(self) -> None:
         """Check what cannot be with labels that are shares of a row."""

@@ -151,16 +151,7 @@ def restore(
             `calibrator_files.load_of_step`.
     """
     run_dir = Path(run_dir)
-    if not (run_dir / "run.toml").exists():
-        raise UserError(
-            f"{run_dir}: not a run directory (no run.toml); give the run_dir of a `sparrow"
-            " train` job"
-        )
-    if (run_dir / "check.parquet").exists():
-        raise UserError(
-            f"{run_dir}: a model folder, not a run directory; give the run that it was exported"
-            " from"
-        )
+    _check_run_dir(run_dir)
     run = Run.load(run_dir / "run.toml", {} if device is None else {"device": device})
     for settings in run.extensions.values():
         run = settings.on_this_machine(run)
@@ -203,6 +194,19 @@ def restore(
         calibrators=calibrators,
         calibrated_on=log,
     )
+
+
+def _check_run_dir(run_dir: Path) -> None:
+    if not (run_dir / "run.toml").exists():
+        raise UserError(
+            f"{run_dir}: not a run directory (no run.toml); give the run_dir of a `sparrow"
+            " train` job"
+        )
+    if (run_dir / "check.parquet").exists():
+        raise UserError(
+            f"{run_dir}: a model folder, not a run directory; give the run that it was exported"
+            " from"
+        )
 
 
 def find_log(run_dir: Path, written: str, fingerprint: str | None) -> Path:

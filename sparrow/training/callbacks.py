@@ -7,10 +7,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -81,7 +82,9 @@ class Job:
         ranks: the ranks.
         dir: the run's directory.
         say: tells a person.
-        options: what else was asked for, by name: "profile", "probe".
+        options: what else was asked for, by name.
+        identity: what must be equal for a run to go on from a checkpoint.
+        saved: the checkpoint from which the run goes on.
     """
 
     run: Run
@@ -95,6 +98,18 @@ class Job:
     dir: RunDir
     say: Callable[[str], None]
     options: Collection[str] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    saved: Checkpoint | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return torch.device(self.run.device)
+
+    @property
+    def dense(self) -> list[Tensor]:
+        """The dense weights that are trained."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
 @dataclass(frozen=True, kw_only=True)

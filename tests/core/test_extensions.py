@@ -148,7 +148,7 @@ class Counting(Callback):
 
     def after_run(self, results):
         trainers = [each for each in gc.get_objects() if isinstance(each, Trainer)]
-        return {"trainers": [str(each.dir.path) for each in trainers], "ended": results["counted"]}
+        return {"trainers": [str(each.job.dir.path) for each in trainers], "ended": results["counted"]}
 
 def callback(job):
     return Counting(job.run.settings_of(Config).by)
@@ -214,9 +214,11 @@ def test_an_extension_changes_the_model_and_the_optimizer_of_its_runs(
         **{"dense.name": "still", "dense.lr": 0.5, "model.name": "dcnv2"},
     )
     trainer = Trainer(run)
-    assert trainer.model.model.adapted == trainer.optimizer.adapted == 0.5  # type: ignore[attr-defined]
+    assert trainer.job.model.model.adapted == trainer.job.optimizer.adapted == 0.5  # type: ignore[attr-defined]
     other = Trainer(run_of(prepared, tmp_path / "other", **{"model.name": "dcnv2"}))
-    assert not hasattr(other.model.model, "adapted") and not hasattr(other.optimizer, "adapted")
+    assert not hasattr(other.job.model.model, "adapted") and not hasattr(
+        other.job.optimizer, "adapted"
+    )
 
 
 @pytest.mark.usefixtures("counting")

@@ -175,8 +175,10 @@ def fit(
     """The files of the last checkpoint, and how many rows left frames."""
     trainer = Trainer(run_of(prepared, run_dir, **SETTINGS | changes), resume=resume)
     trainer.fit()
-    trainer.ranks.world.leave()
-    stores = [ssd_of(record.store) for tables in trainer.tables for record in tables.all_records()]
+    trainer.job.ranks.world.leave()
+    stores = [
+        ssd_of(record.store) for tables in trainer.job.tables for record in tables.all_records()
+    ]
     left = sum(store.left for store in stores if store)
     saved = checkpoint.load(Path(run_dir) / "checkpoints")
     parts = {
@@ -275,7 +277,7 @@ def test_batches_that_are_not_finite(
     prepare = Feed._for_training
 
     def spoilt(self: Feed, share: Share) -> Share:
-        position, found = self._loader.state_dict()["batch"], prepare(self, share)
+        position, found = self.loader.state_dict()["batch"], prepare(self, share)
         if position % 7 not in (2, 3):
             return found
         dense_BC = found.batch.dense_BC.clone()

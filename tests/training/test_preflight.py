@@ -132,7 +132,7 @@ def test_what_a_probe_keeps_is_counted(
     assert probed.host == {**plain.host, PART: size}
     trainer = Trainer(replace(run, run_dir=str(tmp_path / "run")), options={"probe"})
     monkeypatch.setattr(trainer.callbacks.member(Probe), "_interval", 1)
-    learn(trainer, trainer.feed.take())
+    learn(trainer, trainer.job.feed.take())
     kept = [
         getattr(of, part)
         for of in trainer.callbacks.member(Probe).learned.values()

@@ -166,7 +166,7 @@ def _try(run: Run, folder: Path, folders: list[Path], listen: Listener) -> None:
     ranks = begin_ranks(short)
     with ranks.world.watched():
         trainer = Trainer(short, ranks, options={"probe"}, listener=heard)
-        check_compiles(run, trainer.model)
+        check_compiles(run, trainer.job.model)
         try:
             stopped = trainer.fit()["stopped_by"]
         finally:

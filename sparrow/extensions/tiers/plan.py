@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import listed
+from sparrow.distributed import Grid
 from sparrow.embeddings import Component
 from sparrow.embeddings.spec import in_memory
 from sparrow.extensions.tiers.disk import bytes_of_kept_blocks, bytes_of_saving, check_disks
@@ -16,6 +17,7 @@ from sparrow.extensions.tiers.reuse import on_ssd
 from sparrow.extensions.tiers.settings import Config
 from sparrow.trained.run import Run
 from sparrow.training.plan import Need, Plan, PlanHooks
+from sparrow.training.preflight import row_bytes_of_ranks
 
 
 class Hooks(PlanHooks):
@@ -62,6 +64,9 @@ class Hooks(PlanHooks):
             yield Need(part="rows on an SSD", size=bytes_of_saving(components), turn="a checkpoint")
             size = bytes_of_kept_blocks(components, plan.run.checkpoint.keep)
             yield Need(part="blocks of checkpoints", size=size)
+        grid = Grid(plan.ranks // plan.per_host, plan.per_host)
+        beneath = row_bytes_of_ranks(plan.run, components, grid, _beneath_bytes)
+        yield Need(part="rows beneath frames", size=max(beneath))
 
     @override
     def remedy(self, plan: Plan, fits: Callable[[Run], bool]) -> str:
@@ -76,3 +81,7 @@ class Hooks(PlanHooks):
     @override
     def large_table(self) -> str:
         return "keep it on an SSD with few frames in memory (--tiers.folder, --tables.tier ssd)"
+
+
+def _beneath_bytes(component: Component, rows: int, dim: int) -> int:
+    return component.tier.beneath_bytes(component, rows, dim)

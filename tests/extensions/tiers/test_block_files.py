@@ -175,9 +175,9 @@ def test_a_run_goes_on_with_its_file(
     before = files(tmp_path)
     again = trainer(wide, tmp_path, loop__max_steps=25, resume=True)
     with again.callbacks.open():
-        again._load(last(tmp_path))
+        again.checkpointer.load(last(tmp_path))
         stores = {
-            r.component.name: r.store for tables in again.tables for r in tables.all_records()
+            r.component.name: r.store for tables in again.job.tables for r in tables.all_records()
         }
         held = 0
         # frames that stood by, and rows that waited, may have no frame now
@@ -484,12 +484,12 @@ def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_pa
     first.fit()
     second = trainer(wide, tmp_path, resume=True)
     with second.callbacks.open():
-        second._load(last(tmp_path))
+        second.checkpointer.load(last(tmp_path))
         assert rows_of(last(tmp_path))
         third = trainer(wide, tmp_path, resume=True)
         told = r"table \w+: .*\.blocks is in use by another process; end it"
         with pytest.raises(UserError, match=told), third.callbacks.open():
-            third._load(last(tmp_path))
+            third.checkpointer.load(last(tmp_path))
 
 
 def test_in_the_background(
@@ -503,10 +503,10 @@ def test_in_the_background(
 
     def slow(*arguments: Any) -> Any:
         """Write once training has gone on, unless it waits for this checkpoint."""
-        begun = run.step
-        while run.step == begun and not waits.wait(0.001):
+        begun = run.progress.step
+        while run.progress.step == begun and not waits.wait(0.001):
             pass
-        at.append(run.step - begun)
+        at.append(run.progress.step - begun)
         return write(*arguments)
 
     def finished(self: Saver) -> None:
@@ -620,7 +620,7 @@ def test_pruned_is_as_from_memory_and_leaves_the_checkpoint_whole(
 def stores_of(of: Trainer) -> list[SsdStore]:
     return [
         store
-        for tables in of.tables
+        for tables in of.job.tables
         for record in tables.all_records()
         if (store := ssd_of(record.store))
     ]
@@ -654,7 +654,9 @@ def test_after_a_resume_the_same_rows_leave(
     with monkeypatch.context() as patched:
         whole = trainer(wide, tmp_path / "whole", **options)
         patched.setattr(
-            whole, "save", lambda best=False: at.setdefault(whole.step, told(whole)) and None
+            whole.checkpointer,
+            "save",
+            lambda progress: at.setdefault(progress.step, told(whole)) and None,
         )
         whole.fit()
     trainer(wide, tmp_path / "cut", loop__max_steps=23, **options).fit()

@@ -32,9 +32,9 @@ def counted(trainer: Trainer, steps: int) -> dict[str, tuple[int, int]]:
     """Table -> different rows of its batches, and rows that some batch had, of so many steps."""
     rows: dict[str, int] = {}
     seen: dict[str, set[int]] = {}
-    (tables,) = trainer.tables
+    (tables,) = trainer.job.tables
     for _, batch in zip(
-        range(steps), trainer.dataset.loader(trainer.run.data.batch_size), strict=False
+        range(steps), trainer.job.dataset.loader(trainer.job.run.data.batch_size), strict=False
     ):
         each: dict[str, set[int]] = {}
         for feature in tables.features:
@@ -100,7 +100,7 @@ def test_bytes_are_those_of_the_tensors_and_of_the_preflight(
     told = found.fit()["tables"]
     held = sum(
         t.nbytes
-        for one in found.tables
+        for one in found.job.tables
         for t in one.buffers()
         if t is not one.exchange.parts[0].lr_T
     )
@@ -195,7 +195,9 @@ def test_rows_that_find_no_frame_are_told_once(prepared: Path, tmp_path: Path) -
     )
     trainer = Trainer(run, listener=hear)
     trainer.fit()
-    records = [record for one in trainer.tables for record in one.all_records() if record.rounded]
+    records = [
+        record for one in trainer.job.tables for record in one.all_records() if record.rounded
+    ]
     named = ", ".join(f"{record.rounded} of table {record.component.name!r}" for record in records)
     assert [text for text in said if "no frame" in text] == [
         f"rows of caches that found no frame here are stored as other rows: {named}"

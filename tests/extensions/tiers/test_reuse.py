@@ -39,7 +39,7 @@ def counters(run: Run, folder: Path, share: float) -> dict[str, tuple[float, flo
     trainer = Trainer(run)
     trainer.fit()
     made = {}
-    for record in (record for tables in trainer.tables for record in tables.all_records()):
+    for record in (record for tables in trainer.job.tables for record in tables.all_records()):
         if record.component.tier.is_on:
             store, curve = record.store, found[record.name][0].curve
             expected = 1 - curve.miss_ratio(tier_frames(record.component, record.rows)[0])
