@@ -287,7 +287,9 @@ class _End(torch.autograd.Function):
         ctx.exchange = exchange
         ctx.sent = sent
         assert sent.vectors is not None
-        return tuple(sent.vectors.wait())
+        # autograd hangs this node on what is returned: `sent`, which the node holds, must not hold
+        # the same objects, or no step is ever freed
+        return tuple(vectors.detach() for vectors in sent.vectors.wait())
 
     @staticmethod
     @once_differentiable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import os
@@ -43,6 +44,7 @@ from sparrow.layers.precision import Precision
 from sparrow.metrics import Streaming, evaluate_labels, folded
 from sparrow.models import Offset
 from sparrow.sharding import Codecs, Layout, copies, shard
+from sparrow.sharding.exchange import InFlight
 from sparrow.trained.build import load_weights
 from sparrow.trained.dense import optimizer_state
 from sparrow.training import many_ranks
@@ -172,6 +174,13 @@ def train(
     rows = {r.name: {n: t.clone() for n, t in r.fields.items()} for r in sharded.all_records()}
     sent, oov = world.meter.bytes - begun, sharded.oov_counts()
     return {"vectors": found, "chunks": chunks, "all rows": rows, "bytes": sent, "oov": oov}
+
+
+def in_flight_after(world: World, steps: int, *arguments: Any) -> int:
+    """How many batches are still there after some steps, see `train`."""
+    train(world, *arguments, steps=steps)
+    gc.collect()
+    return sum(isinstance(value, InFlight) for value in gc.get_objects())
 
 
 def copied(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing as mp
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -18,6 +20,8 @@ import torch
 from sparrow.distributed import begin_world
 from sparrow.training import many_ranks
 from tests.pace import Deadline
+
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 class Pool:
@@ -49,6 +53,7 @@ class Pool:
         here.
         """
         assert not self.broken, self.broken
+        self._signal(signal.SIGCONT)
         for pipe in self.pipes:
             pipe.send((os.environ.get("PYTEST_CURRENT_TEST", ""), case, arguments))
         answers: dict[int, tuple[bool, Any]] = {}
@@ -62,6 +67,7 @@ class Pool:
                 self.broken = f"ranks {sorted(waiting.values())} said nothing for {deadline}"
                 for process in self.processes:
                     process.kill()
+        self._signal(signal.SIGSTOP)
         failures = [
             f"rank {rank}:\n{value}" for rank, (failed, value) in sorted(answers.items()) if failed
         ]
@@ -69,8 +75,18 @@ class Pool:
         assert not self.broken, self.broken
         return [answers[rank][1] for rank in range(self.size)]
 
+    def _signal(self, number: signal.Signals) -> None:
+        """Let the ranks go on or sleep. Each of Gloo's threads wakes a hundred times a second, and
+        ranks sleep most of the time.
+        """
+        for process in self.processes:
+            assert process.pid is not None
+            if not self.broken:
+                os.kill(process.pid, number)
+
     def close(self) -> None:
         """End the ranks."""
+        self._signal(signal.SIGCONT)
         if not self.broken:
             for pipe in self.pipes:
                 pipe.send(None)
@@ -81,6 +97,8 @@ class Pool:
 
 
 def _serve(pipe: Connection, environment: dict[str, str]) -> None:
+    if sys.platform == "linux":  # who is stopped does not see that nobody is left to go on for
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.update(environment)
     torch.set_num_threads(1)
     many_ranks._sources = cache(many_ranks._sources)  # a fifth of what a small job takes

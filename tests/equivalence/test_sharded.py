@@ -303,6 +303,13 @@ def test_ids_may_be_sent_ahead(ranks: Callable[[int], Pool]) -> None:
     check(ranks(4), {**CASES[0], "layout": "mixed", "mode": "fused", "size": 4}, ahead=True)
 
 
+@pytest.mark.parametrize("layout", ["row_wise", "hosts_row_wise"])
+def test_a_step_leaves_no_batch_behind(ranks: Callable[[int], Pool], layout: str) -> None:
+    plan = dict.fromkeys("abc", LAYOUTS[layout](4, HOSTS[4]))
+    arguments = (plan, RULES["sgd"], ("sum", "mean", "none", "sum"), "fused", [3] * 4, 6, False)
+    assert ranks(4).run(cases.in_flight_after, 3, *arguments) == [0] * 4
+
+
 @pytest.mark.parametrize(
     ("layout", "rule"),
     by_turns(("column_wise", "table_column_wise", "grid"), ("rowwise_adagrad", "rowwise_adam")),
