@@ -66,17 +66,26 @@ def _set(*settings: tuple[int, int]) -> None:
             mallopt(*setting)
 
 
-def leave_out(package: str) -> None:
+def leave_out(package: str, importer: str = "") -> None:
     """Hide a package from this process, so that optional imports of it by other packages find
     nothing.
+
+    importer: the module that is not to find it while it is imported itself; by default no module
+    finds it.
     """
+
+    def is_hidden() -> bool:
+        spec = getattr(sys.modules.get(importer), "__spec__", None)
+        return not importer or getattr(spec, "_initializing", False)
 
     class Without:
         def __init__(self, finder: Any) -> None:
             self._finder = finder
 
         def find_spec(self, name: str, *more: Any) -> Any:
-            return None if name == package else self._finder.find_spec(name, *more)
+            if name == package and is_hidden():
+                return None
+            return self._finder.find_spec(name, *more)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._finder, name)

@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +70,14 @@ def test_what_is_reserved_is_gone(kind: int) -> None:
         assert limit_bytes() == 0
     finally:
         resource.setrlimit(kind, before)
+
+
+def test_a_package_is_hidden_from_one_importer(tmp_path: Path) -> None:
+    (tmp_path / "hidden_one.py").write_text("")
+    for name in ("asker", "other"):
+        text = "try:\n    import hidden_one\n    has = True\nexcept ImportError:\n    has = False\n"
+        (tmp_path / f"{name}_one.py").write_text(text)
+    program = "from sparrow.core.memory import leave_out; leave_out('hidden_one', 'asker_one');"
+    program += "import asker_one, other_one; print(asker_one.has, other_one.has)"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    assert run_alone(program, PYTHONPATH=path).split() == ["False", "True"]
