@@ -212,8 +212,9 @@ def _read_scores(name: str, first: _Scored, split: str) -> _Scored:
     """Read another system's scores of the rows of the first run."""
     if Path(name).is_file():
         schema = first.dataset.schema
-        counted = None if schema.columns[first.label].probability else schema.role("impressions")
-        scores_N = file_scores(Path(name), first.part_rows, split, first.label, counted)
+        column = schema.columns[first.label]
+        counted = None if column.probability else schema.role("impressions")
+        scores_N = file_scores(Path(name), first.part_rows, split, first.label, column, counted)
     else:
         scores_N = column_scores(first.dataset, split, name, first.label)
     return _Scored(

@@ -89,11 +89,11 @@ class Column:
     default 20) had had the mean of all earlier rows. label: whose ones count, by default the first
     label's. until: fitted, the time of the last row that was counted; digest: fitted, of the counts
     at the end of training, which are in a file beside the schema's.
-    positive: the value of a label that counts as 1, for labels that are not 0/1; threshold: or the
-    least number that does; probability: or whether its values are probabilities, such as a
-    teacher's scores. Beside a column of kind impressions other labels count: they are whole numbers
-    of up to as many. format: of a time that is text, as strptime takes it, also where a part of it
-    is taken. note: why it was inferred so.
+    positive: the value of a label that counts as 1, for labels that are not 0/1; negative: the only
+    other one, else all others count as 0; threshold: or the least number that does; probability: or
+    whether its values are probabilities, such as a teacher's scores. Beside a column of kind
+    impressions other labels count: they are whole numbers of up to as many. format: of a time that
+    is text, as strptime takes it, also where a part of it is taken. note: why it was inferred so.
     """
 
     kind: COLUMN_KINDS
@@ -123,6 +123,7 @@ class Column:
     until: int | None = None
     digest: str | None = None
     positive: str | None = None
+    negative: str | None = None
     threshold: float | None = None
     probability: bool | None = None
     format: str | None = None
@@ -178,6 +179,8 @@ class Column:
             raise UserError(
                 "positive, threshold and probability: each says what counts as 1; give one of them"
             )
+        if self.negative is not None and self.positive is None:
+            raise UserError("negative: the other value beside positive; give both")
 
     @property
     def width(self) -> int:

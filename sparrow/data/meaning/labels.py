@@ -160,7 +160,9 @@ def _positive(sampled: SampledColumn) -> dict[str, str]:
         positive = str(max(values))
     else:
         positive = yes[0] if yes else min(counts, key=lambda v: counts[v])
+    (negative,) = counts.keys() - {positive}
     return {
         "positive": positive,
+        "negative": negative,
         "note": f"of {' and '.join(map(repr, counts))}, {positive!r} counts as 1",
     }
