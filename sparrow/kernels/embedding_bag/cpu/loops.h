@@ -99,11 +99,18 @@ struct Shape {
 
 template <int W, int K>
 struct Vectors {
-  V<W> local[K ? K : 1];
+  V<W> v[K];
+  INLINE explicit Vectors(float*) {}
+  INLINE V<W>& operator[](int64_t k) { return v[k]; }
+  INLINE const V<W>& operator[](int64_t k) const { return v[k]; }
+};
+
+template <int W>
+struct Vectors<W, 0> {
   V<W>* const v;
-  INLINE explicit Vectors(float* scratch) : v(K ? local : reinterpret_cast<V<W>*>(scratch)) {}
-  INLINE V<W>& operator[](int64_t k) { return K ? local[k] : v[k]; }
-  INLINE const V<W>& operator[](int64_t k) const { return K ? local[k] : v[k]; }
+  INLINE explicit Vectors(float* scratch) : v(reinterpret_cast<V<W>*>(scratch)) {}
+  INLINE V<W>& operator[](int64_t k) { return v[k]; }
+  INLINE const V<W>& operator[](int64_t k) const { return v[k]; }
 };
 
 template <int W>
@@ -547,6 +554,9 @@ APART void update_shape(const Update& u, const Shape<W, K>& shape) {
     case 7: return F(arguments, Shape<16, 2>{dim});                                            \
     case 8: return F(arguments, Shape<16, 3>{dim});                                            \
     case 9: return F(arguments, Shape<16, 4>{dim});                                            \
+    case 10: return F(arguments, Shape<16, 5>{dim});                                           \
+    case 11: return F(arguments, Shape<16, 6>{dim});                                           \
+    case 12: return F(arguments, Shape<16, 7>{dim});                                           \
     case 13: return F(arguments, Shape<16, 8>{dim});                                           \
     case 21: return F(arguments, Shape<16, 16>{dim});                                          \
     default: return F(arguments, Shape<16, 0>{dim});                                           \
