@@ -14,7 +14,7 @@ INLINE constexpr int64_t ahead_of(int64_t bytes) {
 }
 
 // Asks for a cache line into the second cache: the first has too few lines under way at a time (measured).
-INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
+INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
 // The same for the cache lines of a row, at most 4096 bytes of them.
 INLINE void prefetch(const void* row, int64_t bytes) {
