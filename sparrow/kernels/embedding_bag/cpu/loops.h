@@ -396,18 +396,25 @@ APART void pool_shape(const Pool& p, const Shape<W, K>& shape) {
     Vectors<W, K> sum(p.scratch);
     EACH(k, sum[k] = V<W>{});
     const int64_t length = p.offsets[b + 1] - p.offsets[b];
-    for (const uint8_t* const* const last = row + length; row < last; ++row) {
-      if (row + ahead < end) {
-        if constexpr (__is_same(Reader, Fp32)) prefetch_row(shape, row[ahead]);
-        else prefetch(address_of(row[ahead]), p.at.bytes);
+    const auto each_row = [&](const auto& add) __attribute__((always_inline)) {
+      for (const uint8_t* const* const last = row + length; row < last; ++row) {
+        if (row + ahead < end) {
+          if constexpr (__is_same(Reader, Fp32)) prefetch_row(shape, row[ahead]);
+          else prefetch(address_of(row[ahead]), p.at.bytes);
+        }
+        add(Reader(*row, shape.dim));
       }
-      const Reader reader(*row, shape.dim);
-      if (p.weights) {
+    };
+    // A loop each: in one for both the compiler reads a whole row before it asks for weights, and sums have no room.
+    if (p.weights) {
+      each_row([&](const Reader& reader) __attribute__((always_inline)) {
         const float weight = p.weights[row - p.at.rows];
         EACH(k, sum[k] += values<W>(reader, shape.at(k)) * weight);
-      } else {
+      });
+    } else {
+      each_row([&](const Reader& reader) __attribute__((always_inline)) {
         EACH(k, sum[k] += values<W>(reader, shape.at(k)));
-      }
+      });
     }
     if (p.mean && length > 1) {
       const float scale = 1.0f / static_cast<float>(length);
@@ -482,6 +489,10 @@ APART void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   }
 }
 
+struct Factors {  // of a gradient, one after the other
+  float scale, weight;
+};
+
 // Sum the gradients of each row that has a key in [begin, end), in order of occurrence, and apply the rule or write
 // the sum and the row's number one after the other.
 template <bool simple, bool product, int W, int K>
@@ -502,25 +513,33 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   for (int64_t i = r.begin; i < end;) {
     const int64_t row = row_of(keys[i]);
     EACH(k, sum[k] = V<W>{});
-    for (; i < end && row_of(keys[i]) == row; ++i) {
-      ask(i + ahead);
-      const float* from = r.gradient(keys[i]);
-      if (product) {
-        const float* const by = r.by[payload_of(keys[i])];
-        const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
-        const float weight = r.weights ? r.weights[payload_of(keys[i])] : 1.0f;
-        if (by) {
-          EACH(k, sum[k] += load<W>(from + shape.at(k)) * scale * weight * load<W>(by + shape.at(k)));
-        } else {
-          EACH(k, sum[k] += load<W>(from + shape.at(k)) * scale * weight);
-        }
-      } else if (r.scale || r.weights) {
-        const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
-        const float weight = r.weights ? r.weights[payload_of(keys[i])] : 1.0f;
-        EACH(k, sum[k] += load<W>(from + shape.at(k)) * scale * weight);
-      } else {
-        EACH(k, sum[k] += load<W>(from + shape.at(k)));
+    const auto each_gradient = [&](const auto& add) __attribute__((always_inline)) {
+      for (; i < end && row_of(keys[i]) == row; ++i) {
+        ask(i + ahead);
+        add(r.gradient(keys[i]));
       }
+    };
+    const auto factors = [&]() __attribute__((always_inline)) {
+      const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
+      return Factors{scale, r.weights ? r.weights[payload_of(keys[i])] : 1.0f};
+    };
+    if (product) {
+      each_gradient([&](const float* from) __attribute__((always_inline)) {
+        const Factors f = factors();
+        if (const float* const by = r.by[payload_of(keys[i])])
+          EACH(k, sum[k] += load<W>(from + shape.at(k)) * f.scale * f.weight * load<W>(by + shape.at(k)));
+        else
+          EACH(k, sum[k] += load<W>(from + shape.at(k)) * f.scale * f.weight);
+      });
+    } else if (r.scale || r.weights) {
+      each_gradient([&](const float* from) __attribute__((always_inline)) {
+        const Factors f = factors();
+        EACH(k, sum[k] += load<W>(from + shape.at(k)) * f.scale * f.weight);
+      });
+    } else {
+      each_gradient([&](const float* from) __attribute__((always_inline)) {
+        EACH(k, sum[k] += load<W>(from + shape.at(k)));
+      });
     }
     if (rows) {
       *rows++ = row;
