@@ -412,9 +412,8 @@ APART void pool_shape(const Pool& p, const Shape<W, K>& shape) {
         EACH(k, sum[k] += values<W>(reader, shape.at(k)) * weight);
       });
     } else {
-      each_row([&](const Reader& reader) __attribute__((always_inline)) {
-        EACH(k, sum[k] += values<W>(reader, shape.at(k)));
-      });
+      each_row([&](const Reader& reader)
+                   __attribute__((always_inline)) { EACH(k, sum[k] += values<W>(reader, shape.at(k))); });
     }
     if (p.mean && length > 1) {
       const float scale = 1.0f / static_cast<float>(length);
@@ -537,9 +536,8 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
         EACH(k, sum[k] += load<W>(from + shape.at(k)) * f.scale * f.weight);
       });
     } else {
-      each_gradient([&](const float* from) __attribute__((always_inline)) {
-        EACH(k, sum[k] += load<W>(from + shape.at(k)));
-      });
+      each_gradient([&](const float* from)
+                        __attribute__((always_inline)) { EACH(k, sum[k] += load<W>(from + shape.at(k))); });
     }
     if (rows) {
       *rows++ = row;

@@ -9,10 +9,10 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-constexpr int kDigit = 11;       // the most bits that one pass of the sort looks at, where it has several
-constexpr int kOnlyDigit = 16;   // the most bits that its only pass looks at
+constexpr int kDigit = 11;                 // the most bits that one pass of the sort looks at, where it has several
+constexpr int kOnlyDigit = 16;             // the most bits that its only pass looks at
 constexpr int64_t kSeveral = 3 << kDigit;  // counters of several passes: largest for 32 bits
-constexpr int64_t kSample = 512;            // lookups that decide which rows are whose
+constexpr int64_t kSample = 512;           // lookups that decide which rows are whose
 
 // How the rows of a table are sorted: few passes for many keys, few counters for few. One pass is enough where each row
 // has two keys on average, so that counters are fewer than keys.
