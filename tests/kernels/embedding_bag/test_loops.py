@@ -19,7 +19,7 @@ FLAGS = ["-O2", "-std=c++20", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "
 # gradients that are multiplied by rows, and rows of less than 16 columns, are left out: with AVX2
 # these do store some.
 SHAPE = re.compile(r"\b(pool_shape<.*Fp32|reduce_shape<true, false), (\d+), (\d+)>")
-ROOM = 12  # sums in registers beside what they are made of: AVX2 has 16 registers
+ROOM = 8  # sums in registers where there are 16 of these, as in AVX2: a row loop needs the others
 STORE = re.compile(r"vmov\w+\s+%[xyz]mm\d+,-?(0x)?[0-9a-f]*\(%r[sb]p")
 ADD = re.compile(r"v(add|fmadd)\w*ps\s")
 OF_ROWS = re.compile("call|sqrt|div|vxorp")  # what begins a sum, or uses it
