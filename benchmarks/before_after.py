@@ -90,16 +90,17 @@ def run_step(name: str, folder: Path) -> Callable[[], float]:
         "run_dir": str(folder / "run"),
         "threads": 1,
     }
-    trainer = Trainer(Run.of(folder / "prepared", settings))
-    share = next(trainer.loader.shares())
+    trainer: Any = Trainer(Run.of(folder / "prepared", settings))
+    # before the trainer had a job
+    loader = trainer.job.feed.loader if hasattr(trainer, "job") else trainer.loader
+    share = next(loader.shares())
 
     def step() -> float:
         if hasattr(trainer, "callbacks"):
-            owner: Any = trainer.course if hasattr(trainer, "course") else trainer
+            owner = trainer.course if hasattr(trainer, "course") else trainer
             done = owner.take_step([share], 0, (False, False))
         else:  # before the callbacks had one protocol
-            old: Any = trainer
-            done = old.take_step([share], (False, False), lambda: None)
+            done = trainer.take_step([share], (False, False), lambda: None)
         return float(done.losses[0])
 
     return step

@@ -139,7 +139,7 @@ def cell(log: Path, setting: Setting, seed: int, settings: dict[str, Any]) -> di
         results = trainer.fit()
     assert results["stopped_by"] is None, "stopped by a signal: the rest of the stream was not seen"
     last = results["progressive"][-1]
-    records = [record for tables in trainer.tables for record in tables.all_records()]
+    records = [record for tables in trainer.job.tables for record in tables.all_records()]
     size = sum(t.nbytes for record in records for t in record.store.buffers())  # type: ignore[attr-defined]
     closed = sum(memory_bytes(record.component, record.rows, record.dim) for record in records)
     assert size == closed, (

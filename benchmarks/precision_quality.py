@@ -161,18 +161,18 @@ def cell(
     """NE of the last fifth of a run, and of the same weights in other precisions."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(run_of(log, model, seed, folder, leaves, batch_size))
-        first = [p.detach().clone() for p in trainer.dense]
+        first = [p.detach().clone() for p in trainer.job.dense]
         begin = time.process_time()
         results = trainer.fit()
         taken = time.process_time() - begin
     assert results["stopped_by"] is None and results["skipped_steps"] == 0, results
-    pairs = zip(trainer.dense, first, strict=True)
+    pairs = zip(trainer.job.dense, first, strict=True)
     moved = sum(int(((now - then).abs() > then.abs() * 2**-7).sum()) for now, then in pairs)
-    dataset, run = trainer.dataset, trainer.run
-    trainer.model.eval()
+    dataset, run = trainer.job.dataset, trainer.job.run
+    trainer.job.model.eval()
 
     def judge(precision: Precision) -> dict[str, float]:
-        score = scoring(trainer.model, replace(run, precision=precision), dataset.schema)
+        score = scoring(trainer.job.model, replace(run, precision=precision), dataset.schema)
         batches = dataset.loader(4000, split="test")
         with torch.no_grad():
             found = [(score(batch)[:, 0], batch.labels_BT[:, 0]) for batch in batches]  # type: ignore[index]
@@ -189,15 +189,15 @@ def vanished(log: Path, model: str, batch_size: int) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(run_of(log, model, 0, folder, {}, batch_size))
-    batch = next(iter(trainer.dataset.loader(batch_size)))
-    for tables in trainer.tables:
+    batch = next(iter(trainer.job.dataset.loader(batch_size)))
+    for tables in trainer.job.tables:
         tables.mode = "off"
 
     def zeros(precision: str) -> float:
-        trainer.model.zero_grad()
+        trainer.job.model.zero_grad()
         with computing(Precision(precision), torch.device("cpu")):
-            loss_and_probabilities(trainer.model(batch), batch)[0].backward()
-        named = trainer.model.named_parameters()
+            loss_and_probabilities(trainer.job.model(batch), batch)[0].backward()
+        named = trainer.job.model.named_parameters()
         grads = [
             p.grad for name, p in named if p.grad is not None and "head" not in name and p.dim() > 1
         ]
@@ -371,18 +371,18 @@ def step_times(
             trainers[name] = Trainer(run_of(log, model, 0, f"{folder}/{name}", leaves, batch_size))
     batches = [
         batch
-        for batch, _ in zip(trainers["fp32"].dataset.loader(batch_size), range(4), strict=False)
+        for batch, _ in zip(trainers["fp32"].job.dataset.loader(batch_size), range(4), strict=False)
     ]
     taken: dict[str, list[float]] = {name: [] for name in trainers}
     for turn in range(turns):
         for name, trainer in trainers.items():
             batch = batches[turn % len(batches)]
             start = time.thread_time()
-            loss_and_probabilities(trainer.model(batch), batch)[0].backward()
-            for tables in trainer.tables:
+            loss_and_probabilities(trainer.job.model(batch), batch)[0].backward()
+            for tables in trainer.job.tables:
                 tables.update()
             taken[name].append(time.thread_time() - start)
-            trainer.model.zero_grad()
+            trainer.job.model.zero_grad()
     found = {}
     for name, each in taken.items():
         ratios = [a / b for a, b in zip(each, taken["fp32"], strict=True)]

@@ -290,7 +290,7 @@ def cell(log: Log, work: Path, method: str, at: str, rate: float, seed: int) -> 
     last = results["progressive"][-1]
     return {
         **{name: last[name] for name in ("ne", "auc")},
-        "bytes": bytes_of(trainer.model, log.tables),
+        "bytes": bytes_of(trainer.job.model, log.tables),
     }
 
 

@@ -17,6 +17,7 @@ from tiers_blocks import probed
 
 from sparrow import checkpoint, data
 from sparrow.embeddings.choices import Override
+from sparrow.extensions.tiers import settings as tiers
 from sparrow.features.schema import Schema
 from sparrow.trained.run import Run
 from sparrow.training import train
@@ -54,7 +55,8 @@ def trained(prepared: Path, folder: Path, is_on_ssd: bool, steps: int | None) ->
     if is_on_ssd:
         user = Override(names=("user",), tier={"name": "ssd", "fraction": SHARE})
         tables = replace(run.tables, overrides=(*run.tables.overrides, user))
-        run = replace(run, tables=tables, ssd=str(folder / "ssd"))
+        settings = tiers.Config(folder=str(folder / "ssd"))
+        run = replace(run, tables=tables).with_settings(settings)
     begun = time.perf_counter()
     train(run)
     seconds = time.perf_counter() - begun

@@ -41,6 +41,7 @@ from sparrow.apps.service.versions import touch
 from sparrow.core.memory import keep_freed_memory
 from sparrow.embeddings import TableChoices
 from sparrow.embeddings.choices import Override
+from sparrow.extensions.tiers import settings as tiers
 from sparrow.extensions.tiers.serving import Ssd
 from sparrow.extensions.tiers.serving.pooled import PooledVectors
 from sparrow.extensions.tiers.serving.rows import CachedRows, read
@@ -127,9 +128,8 @@ def model(folder: Path, rows: int, ids: int, count: int) -> None:
         model=dlrm.Config(dim=DIM, bottom=(64, DIM), top=(128, 64)),
         tables=TableChoices(overrides=(scattered,)),
         loop=Loop(max_steps=2),
-        ssd=str(folder / "training"),
         threads=1,
-    )
+    ).with_settings(tiers.Config(folder=str(folder / "training")))
     train(run)
     listed = export(folder / "run", folder / "model", [folder / "log.parquet"], hot=rows // 10)
     with new_folder(

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import sparrow
-from sparrow.core.config import Family, OneOf
+from sparrow.core.config import Family, OneOf, extensions_field
+from sparrow.core.extensions import settings_class, settings_names
 from sparrow.trained.run import Run
 from sparrow.training.fit import Fitted
 
@@ -116,14 +117,16 @@ def _sections(config: Any, place: str, described: dict[object, str]) -> Iterator
     yield _describe(config)
     hints = typing.get_type_hints(config, include_extras=True)
     rows = []
-    for field in dataclasses.fields(config):
+    of_extensions = extensions_field(config)
+    fields = [field for field in dataclasses.fields(config) if field.name != of_extensions]
+    for field in fields:
         if not _family(hints[field.name]) and not dataclasses.is_dataclass(hints[field.name]):
             rows.append(
                 f"| `{place}{field.name}` | {_default(field)} | {_kind(hints[field.name])} |"
             )
     if rows:
         yield "\n".join(["| setting | default | is |", "|---|---|---|", *rows])
-    for field in dataclasses.fields(config):
+    for field in fields:
         inner, kind = place + field.name, hints[field.name]
         if family := _family(kind):
             default = _value(field)
@@ -134,6 +137,9 @@ def _sections(config: Any, place: str, described: dict[object, str]) -> Iterator
             described[kind] = inner
             yield f"{_level(inner)} {inner}"
             yield from _sections(kind, f"{inner}.", described)
+    for name in settings_names() if of_extensions else []:
+        yield f"## {name}"
+        yield from _sections(settings_class(name), f"{name}.", described)
 
 
 def _members(family: Family, place: str, described: dict[object, str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """How much there is to read, in tokens, so that long lines gain nothing.
 
-    python lint/tokens.py             # loaded by defaults, of each folder, of a line; vague names
+    python lint/tokens.py             # loaded by defaults, of each folder, of a line; vague names;
+                                      # functions of more than LONG lines
     python lint/tokens.py --loaded    # the loaded modules alone, the largest first
 
 A token is one of Python's without comments, docstrings and layout. A comma at the end of a line
@@ -26,6 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sparrow"
+LONG = 60  # lines of a function without its docstring
 QUIET = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -63,9 +65,10 @@ commands = [
 for command in commands:
     sys.argv = ["sparrow", *command]
     try:
-        cli.main()
+        code = cli.main()
     except SystemExit as end:
-        assert not end.code, command
+        code = end.code
+    assert not code, command
 modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "sparrow"]
 files = [module.__file__ or "" for module in modules]
 print(json.dumps(sorted(file for file in files if file.endswith(".py"))), file=sys.__stdout__)
@@ -195,6 +198,26 @@ def trainer_size() -> tuple[int, int]:
     return len(attributes), len(imports)
 
 
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How many lines a function has without its docstring."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        docstring = function.body[0]
+        lines -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+    return lines
+
+
+def long_functions() -> list[tuple[int, str]]:
+    """Lines and name of the package's functions that have more than `LONG`, the longest first."""
+    functions = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > LONG:
+                name = f"{path.relative_to(PACKAGE).with_suffix('')}:{node.name}"
+                functions.append((code_lines(node), name))
+    return sorted(functions, reverse=True)
+
+
 def main() -> None:
     """See above."""
     files = loaded()
@@ -217,6 +240,9 @@ def main() -> None:
         counts = Counter(filter(is_such, names))
         often = ", ".join(f"{name} {count}" for name, count in counts.most_common(12))
         print(f"{kind}: {counts.total() / len(names):.1%} of bindings ({often})")
+    functions = long_functions()
+    longest = ", ".join(f"{name} {lines}" for lines, name in functions)
+    print(f"functions of more than {LONG} lines: {len(functions)} ({longest})")
     attributes, imports = trainer_size()
     print(f"Trainer: {attributes} attributes, {imports} imports of Sparrow")
 

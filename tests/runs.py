@@ -34,9 +34,16 @@ def small_run(prepared: Path, run_dir: Path, *, batch_size: int = 256, **changes
     return dataclasses.replace(run, **changes)
 
 
+def on_disk(run: Run, folder: Path, **settings: Any) -> Run:
+    """A run with its rows of tables on an SSD in a folder. settings: others of tiers."""
+    from sparrow.extensions.tiers import settings as tiers  # runs in memory do not load it
+
+    return run.with_settings(tiers.Config(folder=str(folder), **settings))
+
+
 def learn(trainer: Trainer, shares: Sequence[Share]) -> None:
     """A step of a run, on other shares than its feed has."""
-    trainer.record(trainer.course.learn(shares, trainer.step))
+    trainer.record(trainer.course.learn(shares, trainer.progress.step))
 
 
 def run_of(prepared: Path | str, run_dir: Path | str, **settings: Any) -> Run:

@@ -42,3 +42,24 @@ def test_a_folder_says_what_the_linter_holds(number: int) -> None:
 def test_almost_all_say_it() -> None:
     folders = [folder for row in ROWS for folder in row]
     assert sum(said_of(folder) is not None for folder in folders) >= len(folders) - 1
+
+
+def test_a_library_module_says_why_a_function_imports_another() -> None:
+    """The comment on the import's own line is the exception. Apps and the command line load
+    what a call needs.
+    """
+    silent = []
+    for path in sorted((ROOT / "sparrow").rglob("*.py")):
+        if path.relative_to(ROOT / "sparrow").parts[0] in ("apps", "cli"):
+            continue
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for function in ast.walk(ast.parse("\n".join(lines))):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                for node in ast.walk(function):
+                    is_own = (
+                        isinstance(node, ast.ImportFrom)
+                        and (node.module or "").startswith("sparrow")
+                    ) or (isinstance(node, ast.Import) and node.names[0].name.startswith("sparrow"))
+                    if is_own and "  # " not in lines[node.lineno - 1]:
+                        silent.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not silent, "lift it, or say why on its line"

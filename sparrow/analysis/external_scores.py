@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from sparrow.analysis.scores import Rows
+from sparrow.core.arrays import Float32s
 from sparrow.core.errors import UserError, complaint, suggest
 from sparrow.data.batches.dataset import Dataset
+from sparrow.features.labels import labels
+from sparrow.features.schema import Column
+from sparrow.features.types import is_number
 
 
 def column_scores(dataset: Dataset, split: str, name: str, label: str) -> Tensor:
@@ -43,7 +47,12 @@ def column_scores(dataset: Dataset, split: str, name: str, label: str) -> Tensor
 
 
 def file_scores(
-    path: Path, rows: Rows, split: str, label: str, impressions: str | None = None
+    path: Path,
+    rows: Rows,
+    split: str,
+    label: str,
+    column: Column,
+    impressions: str | None = None,
 ) -> Tensor:
     """Returns the scores of a Parquet or CSV file with a row for each row of a part, in its order,
     float32 [N].
@@ -56,6 +65,7 @@ def file_scores(
         rows: of the part.
         split: the part.
         label: the label that is judged.
+        column: says which of the label's values count as 1. A file may have these, or 0 and 1.
         impressions: the column of what the label counts, where it is a count.
 
     Raises:
@@ -72,7 +82,7 @@ def file_scores(
         scores_N = table[name].cast(pa.float64()).to_numpy()
         labels_N = None
         if label in table.column_names and impressions is None:
-            labels_N = table[label].cast(pa.float32()).to_numpy()
+            labels_N = _labels(table[label].combine_chunks(), label, column)
         elif label in table.column_names and impressions in table.column_names:
             count_N = table[label].cast(pa.float64()).to_numpy()
             shown_N = table[impressions].cast(pa.float64()).to_numpy()
@@ -96,3 +106,12 @@ def file_scores(
         remedy = "put its rows in the prepared log's order"
         raise UserError(f"{path}, row {row}: {label} is not that of row {row} of {split}; {remedy}")
     return torch.from_numpy(scores_N.astype(np.float32))
+
+
+def _labels(raw: pa.Array, label: str, column: Column) -> Float32s:
+    """Returns labels as numbers, float32 [N]."""
+    if is_number(raw.type):
+        numbers_N = raw.cast(pa.float32()).to_numpy(zero_copy_only=False)
+        if (np.isin(numbers_N, (0, 1)) | np.isnan(numbers_N)).all():
+            return numbers_N
+    return labels(raw, label, column, training=False, row0=0, with_words=True).astype(np.float32)

@@ -22,6 +22,7 @@ from sparrow.analysis.scores import score_part
 from sparrow.apps.scaling import finish_run
 from sparrow.core.config import differences, read_toml, write_toml
 from sparrow.core.errors import UserError, require
+from sparrow.core.extensions import with_names_of_today
 from sparrow.core.files import to_json, write_text
 from sparrow.data.logs.files import find
 from sparrow.data.meaning.outcomes import names_of
@@ -114,6 +115,7 @@ def backtest(
     out = Path(out)
     plan = plan or Plan()
     announce = announce or (lambda _: None)
+    run = with_names_of_today(run or {})
     settings = {
         "log": [str(path) for path in inputs],
         "bytes": [path.stat().st_size for path in map(Path, inputs) if path.is_file()],
@@ -122,7 +124,7 @@ def backtest(
         **({"impressions": impressions} if impressions else {}),
         **({"outcomes": [*outcomes]} if outcomes else {}),
         "schema": _unfitted(schema).to_toml() if schema else "",
-        "run": {name: json.dumps(value) for name, value in (run or {}).items()},
+        "run": {name: json.dumps(value) for name, value in run.items()},
     }
     find(list(inputs))  # says which are not there before a folder is made
     _check_same(out, settings)
@@ -147,7 +149,7 @@ def backtest(
                 for name, note in dataset.schema.suspects.items():
                     announce(f"{name}: {note}")
             own = {"data.path": str(place / "data"), "run_dir": str(place / "run")}
-            result = _test_window(Run.of(place / "data", {**(run or {}), **own}), announce)
+            result = _test_window(Run.of(place / "data", {**run, **own}), announce)
             write_text(place / "results.json", to_json(vars(result), indent=1))
         results.append(result)
     return results
@@ -220,7 +222,9 @@ def _check_same(out: Path, settings: dict[str, Any]) -> None:
         UserError: when it holds others.
     """
     if (out / ASKED).is_file():
-        for name, then, now in differences(read_toml(out / ASKED), settings):
+        asked = read_toml(out / ASKED)
+        asked["run"] = with_names_of_today(asked.get("run", {}))
+        for name, then, now in differences(asked, settings):
             difference = (
                 f"{name} was {then!r} and is {now!r} now"
                 if name != "schema"

@@ -15,7 +15,7 @@ import torch
 from sparrow.analysis import elements, picture
 from sparrow.analysis.external_scores import column_scores, file_scores
 from sparrow.analysis.scores import Rows, label_number, score_part, unit_numbers
-from sparrow.core.config import differences, to_dict
+from sparrow.core.comparison import settings_differences
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
@@ -212,8 +212,9 @@ def _read_scores(name: str, first: _Scored, split: str) -> _Scored:
     """Read another system's scores of the rows of the first run."""
     if Path(name).is_file():
         schema = first.dataset.schema
-        counted = None if schema.columns[first.label].probability else schema.role("impressions")
-        scores_N = file_scores(Path(name), first.part_rows, split, first.label, counted)
+        column = schema.columns[first.label]
+        counted = None if column.probability else schema.role("impressions")
+        scores_N = file_scores(Path(name), first.part_rows, split, first.label, column, counted)
     else:
         scores_N = column_scores(first.dataset, split, name, first.label)
     return _Scored(
@@ -338,6 +339,15 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str, column: str | None) -
     notes.append(
         f"differences up to {floors} count as none: equal, where the interval is within that"
     )
+    notes += _notes_of_sides(sides)
+    if count < 50:
+        notes.append(f"{units} are few: the intervals are rough")
+    return notes
+
+
+def _notes_of_sides(sides: Sequence[Sequence[_Scored]]) -> list[str]:
+    """Returns what a person should know of the runs and of their logs."""
+    notes: list[str] = []
     for name, side in zip("AB", sides, strict=True):
         seeds = [scores.run.seed for scores in side if scores.run is not None]
         if len(set(seeds)) < len(seeds):
@@ -369,8 +379,6 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str, column: str | None) -
                 if scores.run
             )
             notes.append(f"{name}: scores pass through {', '.join(kinds)}")
-    if count < 50:
-        notes.append(f"{units} are few: the intervals are rough")
     return notes
 
 
@@ -378,7 +386,7 @@ def _settings(a: Run | None, b: Run | None) -> list[tuple[str, str, str]]:
     """Returns the settings of the run files that differ; none where a side is no run."""
     if a is None or b is None:
         return []
-    changed = [item for item in differences(to_dict(a), to_dict(b)) if item[0] not in OWN]
+    changed = [item for item in settings_differences(a, b) if item[0] not in OWN]
     return [
         (name, "" if value_a is None else str(value_a), "" if value_b is None else str(value_b))
         for name, value_a, value_b in changed

@@ -10,6 +10,7 @@ bandwidth and capacity too; it has the slowest tier as fast as possible.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from sparrow.embeddings.sizes import memory_bytes
 from sparrow.embeddings.spec import Component, TableSpec, Tier, in_memory
 from sparrow.extensions.tiers import reuse, ssd, tiering
 from sparrow.extensions.tiers.disk import bytes_of_kept_blocks, bytes_of_saving
+from sparrow.extensions.tiers.settings import Config
 from sparrow.extensions.tiers.tiering import Cost, Device, Use
 from sparrow.sharding.plan import Grid, read
 from sparrow.trained.run import Run
@@ -126,7 +128,7 @@ def place(
     """Returns the placement with the least predicted time of one process.
 
     Args:
-        run: its settings. Its tables may go to disk only if `ssd` is set.
+        run: its settings. Its tables may go to disk only if `tiers.folder` is set.
         dataset: the prepared log.
         memory: bytes that the run may have.
         device: what the disk does; None measures it.
@@ -144,10 +146,8 @@ def place(
         )
     run = preflight.resolved(run, dataset)
     grid = _grid(run, ranks)
-    specs: list[TableSpec] = []
-    for tables in reuse.tables_for(run, dataset):
-        specs += tables.specs
-
+    all_tables = reuse.tables_for(run, dataset)
+    specs = list(itertools.chain.from_iterable(tables.specs for tables in all_tables))
     small = reuse.placed(run, dataset, _small(specs))
     needs = preflight.estimate(small, dataset)  # before anything else takes memory
     saving = _saving(run, specs, needs)
@@ -166,17 +166,15 @@ def place(
         rank_needs = preflight.estimate(small, dataset, ranks, grid.local_size)
     saving_rank = _saving(run, specs, rank_needs)
     if device is None:
-        device = Device() if run.ssd is None else tiering.probe_disk(Path(run.ssd))
+        folder = run.settings_of(Config).folder
+        device = Device() if folder is None else tiering.probe_disk(Path(folder))
     uses = reuse.uses(run, dataset, examples, progress)
-    can_leave = {spec.name: run.ssd is not None and reuse.may_leave(spec) for spec in specs}
+    can_leave = {spec.name: _has_folder(run) and reuse.may_leave(spec) for spec in specs}
     options = {
         name: options_of(table_uses, device, can_leave[name]) for name, table_uses in uses.items()
     }
-    smallest_of = {
-        name: min(costs, key=lambda cost: (cost.bytes, cost.ms)) for name, costs in options.items()
-    }
-    # or all in memory
-    fewest = min(smallest_of, {name: costs[0] for name, costs in options.items()}, key=needed)
+    all_in_memory = {name: costs[0] for name, costs in options.items()}
+    fewest = min(_smallest(options), all_in_memory, key=needed)
     _check(needed(fewest), memory, rest, run)
     chosen = _divide_all(options, memory - rest, needed, fewest)
     tiers = {name: cost.tier for name, cost in chosen.items()}
@@ -192,6 +190,13 @@ def place(
             _rest_of_rank(rank_needs, specs, saving_rank) + saving_rank(tiers) if ranks > 1 else 0
         ),
     )
+
+
+def _smallest(options: Mapping[str, Sequence[Cost]]) -> dict[str, Cost]:
+    """Returns for each table the place that takes the fewest bytes, the quickest of several."""
+    return {
+        name: min(costs, key=lambda cost: (cost.bytes, cost.ms)) for name, costs in options.items()
+    }
 
 
 def _grid(run: Run, ranks: int) -> Grid:
@@ -257,6 +262,10 @@ def _divide_all(
     return chosen
 
 
+def _has_folder(run: Run) -> bool:
+    return run.settings_of(Config).folder is not None
+
+
 def _check(least: int, memory: int, rest: int, run: Run) -> None:
     """Check that tables in their smallest places, and their checkpoints, fit. least: the bytes of
     both.
@@ -264,8 +273,8 @@ def _check(least: int, memory: int, rest: int, run: Run) -> None:
     if least + rest <= memory:
         return
     remedy = f"give --memory {-(-(least + rest) // 1_000_000)}MB or more, or lower data.batch_size"
-    if run.ssd is None:
-        remedy = f"name a folder on an SSD with --ssd, or {remedy}"
+    if not _has_folder(run):
+        remedy = f"name a folder on an SSD with --tiers.folder, or {remedy}"
     raise UserError(
         f"--memory: {in_units(memory)} are too few; tables and checkpoints need {in_units(least)}"
         f" at least, and the rest of the run {in_units(rest)}; {remedy}"
@@ -333,9 +342,9 @@ def _needed(
     on_ssd = sizes(_small(specs))
     held = sizes({})
     checkpoints = saving(_small(specs))
-    least = (
-        sum(held) if run.ssd is None else min(sum(held), sum(map(min, on_ssd, held)) + checkpoints)
-    )
+    least = sum(held)
+    if _has_folder(run):
+        least = min(least, sum(map(min, on_ssd, held)) + checkpoints)
     return needs.bytes_host - sum(on_ssd) - checkpoints, least
 
 

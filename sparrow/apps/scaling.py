@@ -17,7 +17,8 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.analysis import picture
 from sparrow.core import Batch
-from sparrow.core.config import Family, differences, to_dict
+from sparrow.core.comparison import settings_differences
+from sparrow.core.config import Family
 from sparrow.core.errors import UserError
 from sparrow.kernels.flops import count_flops
 from sparrow.metrics.intervals import t_quantile
@@ -224,9 +225,8 @@ def _check_same(run: Run, place: Path) -> None:
     if not (place / "run.toml").is_file():
         return
     dataset = data.open(run.data.path)
-    before = to_dict(Run.load(place / "run.toml"))
-    now = to_dict(resolved(run, dataset))
-    for name, then, value in differences(before, now):
+    before = Run.load(place / "run.toml")
+    for name, then, value in settings_differences(before, resolved(run, dataset)):
         if name != "threads" and not name.startswith("tables.sizes."):
             difference = f"{name} {then!r}, it is {value!r} now"
             raise UserError(

@@ -71,17 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[0] != "train" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError(f"{words[0]}: runs in one process; start it without torchrun")
         if arguments is None:  # this is the program itself
-            # else every rank warns about what is intended
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-            share_cores()
-            sys.unraisablehook = _resend_interrupt
-            unwind_on_sigterm()
-            record_uncaught()
-            return_freed_memory() if words[0] == "prepare" else keep_freed_memory()
-            # LightGBM imports it for estimators that nothing here uses: a half to a second
-            leave_out("sklearn", "lightgbm.compat")
-            # pyarrow imports it wherever it is installed: 46 MB and a third of a second
-            leave_out("pandas")
+            _set_up_process(words[0])
         module = importlib.import_module(f"sparrow.cli.{words[0]}")
         if "main" in vars(module):
             return int(module.main(words[1:]) or 0)
@@ -92,18 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _refuse(str(error), error)
     except ModuleNotFoundError as error:
-        package = (error.name or "").split(".")[0]
-        if package == "sparrow":
+        if (error.name or "").split(".")[0] == "sparrow":
             raise
-        if package in EXTRAS:
-            return _refuse(
-                f"this command needs {error.name!r}; pip install 'sparrow-rec[{EXTRAS[package]}]'"
-            )
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        return _refuse(
-            f"{at.filename}:{at.lineno}: no module {error.name!r}; install it, or leave the"
-            " import out"
-        )
+        return _refuse(_describe_missing(error))
     except BrokenPipeError:  # whoever read our output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -132,6 +113,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"arrow cannot read this: {str(error).splitlines()[0]}; convert the column or make it"
             " 'ignore'"
         )
+
+
+def _set_up_process(command: str) -> None:
+    """Set what holds for a process that is the program itself."""
+    # else every rank warns about what is intended
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    share_cores()
+    sys.unraisablehook = _resend_interrupt
+    unwind_on_sigterm()
+    record_uncaught()
+    return_freed_memory() if command == "prepare" else keep_freed_memory()
+    # LightGBM imports it for estimators that nothing here uses: a half to a second
+    leave_out("sklearn", "lightgbm.compat")
+    # LightGBM imports it for estimators that nothing here uses: a half to a second
+    leave_out("sklearn", "lightgbm.compat")
+    # pyarrow imports it wherever it is installed: 46 MB and a third of a second
+    leave_out("pandas")
+
+
+def _describe_missing(error: ModuleNotFoundError) -> str:
+    """Returns what to install for a module that is missing."""
+    package = (error.name or "").split(".")[0]
+    if package in EXTRAS:
+        return f"this command needs {error.name!r}; pip install 'sparrow-rec[{EXTRAS[package]}]'"
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"{at.filename}:{at.lineno}: no module {error.name!r}; install it, or leave the import out"
+    )
 
 
 def _resend_interrupt(lost: sys.UnraisableHookArgs) -> None:

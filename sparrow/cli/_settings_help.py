@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 from collections.abc import Iterator, Sequence
@@ -12,8 +11,10 @@ from typing import Any
 
 from sparrow.cli import _show
 from sparrow.cli._parse import overrides, parse
-from sparrow.core.choices import choices
+from sparrow.core.choices import choices, parts
+from sparrow.core.comparison import with_extensions
 from sparrow.core.config import flatten, to_dict
+from sparrow.core.extensions import settings_names
 from sparrow.trained.run import Run
 from sparrow.training.defaults import defaults
 
@@ -40,6 +41,7 @@ def show(arguments: Sequence[str], command: type) -> None:
         run = Run.load(place, settings)
     else:
         run = Run.of(place, defaults(place, settings) if Path(place).is_dir() else settings)
+    run = with_extensions(run, settings_names())
     leaves = flatten(to_dict(run, unset=True))
     width = max(map(len, leaves)) + 2
     try:
@@ -59,8 +61,6 @@ def show(arguments: Sequence[str], command: type) -> None:
 
 def _parts(config: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the configs in a config, by dotted name."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            yield f"{place}{field.name}", value
-            yield from _parts(value, f"{place}{field.name}.")
+    for name, part in parts(config):
+        yield f"{place}{name}", part
+        yield from _parts(part, f"{place}{name}.")

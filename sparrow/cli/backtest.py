@@ -57,12 +57,13 @@ def main(arguments: Sequence[str]) -> int:
     from sparrow.cli import _show
     from sparrow.cli._parse import overrides
     from sparrow.core.config import flatten, read_toml
+    from sparrow.core.extensions import with_names_of_today
     from sparrow.features.schema import Schema
 
     settings = {
         "log.tensorboard": False,
-        **(flatten(read_toml(known.run)) if known.run else {}),
-        **overrides(rest),
+        **(with_names_of_today(flatten(read_toml(known.run))) if known.run else {}),
+        **with_names_of_today(overrides(rest)),
     }
     windows = backtest(
         [known.log],

@@ -20,7 +20,7 @@ def calibrate(
 
     It is fitted to the valid part, and judged on the test part. From now on the scores of this
     checkpoint pass through it in evaluate, predict, report, compare and export.
-    `sparrow train --calibrate KIND` does the same at the end of a run.
+    `sparrow train --calibration.method KIND` does the same at the end of a run.
 
     Args:
         run_dir: The directory of a `sparrow train` job.

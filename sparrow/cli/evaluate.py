@@ -68,17 +68,8 @@ def evaluate(
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))
     if any("mrr" in metrics for _, metrics in rows):
         _show.out.print(_ranking.ranking_table(rows, k))
-    elif k != PLACES and model.schema.role("group") is None:
-        _show.notes(
-            ["no recall@k, NDCG@k and hit rate@k, as no column is a group; a schema can name one"]
-        )
     elif k != PLACES:
-        _show.notes(
-            [
-                "a label lies between 0 and 1, so there is no recall@k, NDCG@k and hit rate@k; see"
-                " gauc"
-            ]
-        )
+        _show.notes([_unranked(has_groups=model.schema.role("group") is not None)])
     for t, suffix in enumerate(suffixes if slices else ()):
         scored = score_part(model, dataset, split, lambda what, done, total: None, t)
         for column in slices:
@@ -94,6 +85,13 @@ def evaluate(
     _show.notes(f"{text} (all parts of the log)" for text in dataset.skew().notes(dataset.schema))
     if json_out is not None:
         write_text(json_out, to_json(dict(rows), indent=1))
+
+
+def _unranked(*, has_groups: bool) -> str:
+    """Returns why places have no metrics."""
+    if not has_groups:
+        return "no recall@k, NDCG@k and hit rate@k, as no column is a group; a schema can name one"
+    return "a label lies between 0 and 1, so there is no recall@k, NDCG@k and hit rate@k; see gauc"
 
 
 def main(arguments: Sequence[str]) -> None:

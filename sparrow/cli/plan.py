@@ -25,14 +25,13 @@ class Arguments:
 
     The beginning of the training part says how often rows are used again. So it is known how many
     rows a cache of any size would lack, and memory is divided so that the disk has the least to do.
+    --tiers.folder names a folder on an SSD. Without one all tables stay in memory.
     """
 
     run: tyro.conf.Positional[Path]
     """A run file, or a prepared log, for a run with default settings."""
     memory: str | None = None
     """Bytes that the training may have, such as 12GiB; by default what is free."""
-    ssd: Path | None = None
-    """A folder on an SSD. Without one all tables stay in memory."""
     reads: float | None = None
     """Random reads/s of 4 KiB that the SSD does; by default it is measured, which takes some
     seconds.
@@ -46,7 +45,7 @@ class Arguments:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`sparrow plan PREPARED|RUN.toml --memory 12GiB --ssd DIR [--any.leaf value]`."""
+    """`sparrow plan PREPARED|RUN.toml --memory 12GiB --tiers.folder DIR [--any.leaf value]`."""
     known, rest = parse(Arguments, arguments, "plan", unknown=True)
     require(least=1, examples=known.examples, ranks=known.ranks)
     require(above=0, reads=known.reads)
@@ -54,11 +53,12 @@ def main(arguments: Sequence[str]) -> None:
     from sparrow.apps.placement import place
     from sparrow.cli import _show
     from sparrow.core.memory import available_bytes, resident_bytes
+    from sparrow.extensions.tiers.settings import Config
     from sparrow.extensions.tiers.tiering import Device
     from sparrow.trained.run import Run
     from sparrow.training.defaults import defaults
 
-    settings = overrides(rest) | ({} if known.ssd is None else {"ssd": str(known.ssd)})
+    settings = overrides(rest)
     run = (
         Run.of(known.run, defaults(known.run, settings))
         if known.run.is_dir()
@@ -88,7 +88,8 @@ def main(arguments: Sequence[str]) -> None:
     show_placement(placement, run)
     out.parent.mkdir(parents=True, exist_ok=True)
     placement.save(out, run)
-    where = "" if run.ssd is None else f" --ssd {run.ssd}"
+    folder = run.settings_of(Config).folder
+    where = "" if folder is None else f" --tiers.folder {folder}"
     _show.out.print(
         f"{out}: `sparrow train {known.run} --sharding.plan {out}{where}` trains so", soft_wrap=True
     )
@@ -98,6 +99,7 @@ def show_placement(placement: Placement, run: Run) -> None:
     """Print what each table costs where it is put, and what memory and disk allow."""
     from sparrow.apps.smaller.budget import in_units
     from sparrow.cli import _show
+    from sparrow.extensions.tiers.settings import Config
 
     table = _show.Table(
         title=f"tables of {run.run_dir}, {placement.batch_size:,} examples a batch",
@@ -122,8 +124,8 @@ def show_placement(placement: Placement, run: Run) -> None:
     tables = in_units(placement.bytes_tables)
     others_bytes = in_units(placement.bytes_beside)
     memory = in_units(placement.bytes_memory)
-    disk = "no folder is named with --ssd"
-    if run.ssd:
+    disk = "no folder is named with --tiers.folder"
+    if run.settings_of(Config).folder:
         allows = "no table is there"
         if placement.ms_disk:
             allows = f"{placement.examples_per_s:,.0f} examples/s at most"

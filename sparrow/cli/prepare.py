@@ -69,10 +69,8 @@ def prepare(
         fitted = Transforms.load(like)
     known = fitted.schema if isinstance(fitted, Transforms) else fitted
     before = known.split if known else Split()
-    if like and before.by == "file":  # its files are not those of this log
-        before = replace(before, by=None, valid_files=(), test_files=())
     if like:
-        before = replace(before, until=None)  # nor are its times
+        before = _without_places(before)
     wanted = _changed_split(before, split)
     if joins := _joins(join, on, prefix):
         reading = {**reading, "joins": joins}
@@ -123,6 +121,15 @@ def prepare(
         " --schema",
         soft_wrap=True,
     )
+
+
+def _without_places(split: Split) -> Split:
+    """Returns the split of an earlier log without its files and times, which are not of this
+    one.
+    """
+    if split.by == "file":
+        split = replace(split, by=None, valid_files=(), test_files=())
+    return replace(split, until=None)
 
 
 def _changed_split(before: Split, changes: Mapping[str, Any]) -> Split:

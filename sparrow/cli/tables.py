@@ -5,6 +5,7 @@ checkpoint whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
+    from sparrow.analysis.usage import TableUse
+    from sparrow.apps.smaller.alternatives import Bytes
     from sparrow.apps.smaller.budget import Proposal
     from sparrow.apps.smaller.trainings import Verdict
+    from sparrow.embeddings import TableSpec
 
 By = Literal["both", "counts", "vectors"]
 
@@ -86,11 +90,7 @@ def tables(
         _fit(place, data, fit, rows, out, share=share, numbers=numbers, by=by)
         return
     if whole is not None:
-        from sparrow.extensions.tiers.full_checkpoint import make_whole
-
-        with _show.progress_bar() as progress:
-            lines = make_whole(place, whole, progress)
-        _show.notes(lines)
+        _complete(place, whole)
         return
     require(least=0, trainings=trainings)
     require(least=1, examples=examples)
@@ -103,7 +103,7 @@ def tables(
             )
         _look(place, checkpoint, data)
         return
-    from sparrow.apps.smaller.budget import draw, in_units, propose
+    from sparrow.apps.smaller.budget import in_units, propose
 
     out = out or place / "smaller.toml"
     picture = picture or place / "tables.png"
@@ -126,17 +126,33 @@ def tables(
             maps=maps,
             progress=progress,
         )
-    if proposal.plan is proposal.before:
-        has = (
-            f"its tables take {in_units(proposal.before.bytes)} to {purpose}, no more than"
-            f" {in_units(allowed)}"
-        )
-        _show.out.print(
-            f"{place}: {has}; nothing was tried, and no file is written",
-            markup=False,
-            soft_wrap=True,
-        )
+    if proposal.plan is not proposal.before:
+        _write(proposal, out, picture)
         return
+    has = (
+        f"its tables take {in_units(proposal.before.bytes)} to {purpose}, no more than"
+        f" {in_units(allowed)}"
+    )
+    _show.out.print(
+        f"{place}: {has}; nothing was tried, and no file is written", markup=False, soft_wrap=True
+    )
+
+
+def _complete(place: Path, whole: str) -> None:
+    """Write all rows of tables on an SSD into a checkpoint."""
+    from sparrow.cli import _show
+    from sparrow.extensions.tiers.full_checkpoint import make_whole
+
+    with _show.progress_bar() as progress:
+        lines = make_whole(place, whole, progress)
+    _show.notes(lines)
+
+
+def _write(proposal: Proposal, out: Path, picture: Path) -> None:
+    """Write the run file of the best plan, show all, and draw them."""
+    from sparrow.apps.smaller.budget import draw
+    from sparrow.cli import _show
+
     # at once: the earlier plan's maps are gone
     proposal.plan.run(proposal.run, f"{proposal.run.run_dir}-{out.stem}").save(out)
     _show_proposal(proposal)
@@ -186,6 +202,28 @@ def _check_name(path: Path, suffix: str, place: Path) -> None:
         raise UserError(f"{path}: no folder {path.resolve().parent}; make it first")
 
 
+def _component_lines(
+    spec: TableSpec, table_bytes: Bytes, uses: Mapping[str, TableUse], scale: float
+) -> list[list[str]]:
+    """Returns the cells of each component of a table. Map and combining module, which are of the
+    table, stand with the first one. scale: bytes of the unit.
+    """
+    from sparrow.embeddings.sizes import state_bytes
+
+    lines = []
+    map_and_combine = [table_bytes.map, table_bytes.combine + table_bytes.combine_state]
+    for part in spec.components:
+        use = uses[part.name]
+        part_bytes = (part.bytes_values, state_bytes(part), *map_and_combine)
+        shares = (use.share_of_top(0.01), use.share_of_top(0.1), use.share_unlearnt)
+        line = [part.name, use.stored[0], f"{part.rows:,}", str(part.dim)]
+        line += [f"{size / scale:,.1f}" if size else "" for size in part_bytes]
+        line += [f"{100 * share:.1f}" for share in shares]
+        lines.append(line)
+        map_and_combine = [0, 0]
+    return lines
+
+
 def _look(place: Path, checkpoint: str, data_dir: Path | None) -> None:
     """Print a line for each component, and what all tables take."""
     from sparrow.analysis import elements
@@ -194,7 +232,6 @@ def _look(place: Path, checkpoint: str, data_dir: Path | None) -> None:
     from sparrow.apps.smaller.budget import in_units, unit_of
     from sparrow.cli import _show
     from sparrow.core.errors import UserError
-    from sparrow.embeddings.sizes import state_bytes
     from sparrow.trained.build import tables_of
     from sparrow.trained.log import open_log
     from sparrow.trained.scorer import restore
@@ -211,20 +248,9 @@ def _look(place: Path, checkpoint: str, data_dir: Path | None) -> None:
     specs = list(chain.from_iterable(module.specs for module in tables_of(restored.model)))
     bytes_of = {spec.name: Bytes.from_spec(spec, dense) for spec in specs}
     unit, scale = unit_of(max(sizes.weights for sizes in bytes_of.values()) // 10)
-    lines = []
+    lines: list[list[str]] = []
     for spec in specs:
-        table_bytes = bytes_of[spec.name]
-        # of the table, in the line of its first component
-        map_and_combine = [table_bytes.map, table_bytes.combine + table_bytes.combine_state]
-        for part in spec.components:
-            use = uses[part.name]
-            part_bytes = (part.bytes_values, state_bytes(part), *map_and_combine)
-            shares = (use.share_of_top(0.01), use.share_of_top(0.1), use.share_unlearnt)
-            line = [part.name, use.stored[0], f"{part.rows:,}", str(part.dim)]
-            line += [f"{size / scale:,.1f}" if size else "" for size in part_bytes]
-            line += [f"{100 * share:.1f}" for share in shares]
-            lines.append(line)
-            map_and_combine = [0, 0]
+        lines += _component_lines(spec, bytes_of[spec.name], uses, scale)
     header = ["component", "format", "rows", "dim", "weights", "state", "map", "combine"]
     header += ["top 1 %", "top 10 %", "never learnt"]
     header, lines = elements.without_empty_columns(header, lines)

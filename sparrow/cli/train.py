@@ -56,43 +56,19 @@ def main(arguments: Sequence[str]) -> int:
     known, rest = parse(Arguments, arguments, "train", unknown=True)
     from sparrow.analysis.picture import draw
     from sparrow.cli import _show
-    from sparrow.distributed import begin_lobby, leads, run_on_rank0
+    from sparrow.distributed import leads
     from sparrow.layers.precision import AUTO
     from sparrow.trained.run import Run
     from sparrow.training import train
-    from sparrow.training.defaults import defaults
     from sparrow.training.rundir import Held
 
     settings = named(Run, overrides(rest))
-    if known.run.is_file() and known.run.suffix != ".toml":
-        remedy = (
-            f"prepare it first (`sparrow prepare {known.run} --out data/NAME`) and train on that"
-        )
-        raise UserError(
-            f"{known.run}: neither a prepared log nor a run's .toml; if it is a log, {remedy}"
-        )
+    _check_source(known.run)
     if known.budget is not None:
         from sparrow.cli import _budget
 
         _budget.check(known.run, is_alone=not (known.resume or known.profile or known.probe))
-    run = (
-        Run.of(known.run, defaults(known.run, settings))
-        if known.run.is_dir()
-        else Run.load(known.run, settings)
-    )
-    begun = Path(run.run_dir) / "run.toml"
-    goes_on = known.resume and known.run.is_dir()
-
-    def look() -> dict[str, Any] | None:
-        return read_toml(begun) if goes_on and begun.is_file() else None
-
-    # rank 0 looks, because others may see the folder later; the World does not exist yet: the file
-    # says how it begins
-    lobby = begin_lobby(run.sharding.timeout_s)
-    held = run_on_rank0(lobby, "the run's settings", look)
-    if held is not None:
-        # settings that are not given again stay
-        run = Run.load(begun, {**settings, "data.path": str(known.run)}, held)
+    run = _read_run(known, settings)
     view = _show.TrainView()
     # until its last file is written the run's directory is no other training's
     with Held() as until_written:
@@ -125,20 +101,62 @@ def main(arguments: Sequence[str]) -> int:
 
             _profile.show(Path(run.run_dir))
         picture = draw(Path(run.run_dir))
+    _show_end(results, picture)
+    return 130 if results["stopped_by"] == "SIGINT" else 0
+
+
+def _show_end(results: dict[str, Any], picture: str | None) -> None:
+    """Print what the run has written, and why it ended. picture: the name of its file."""
+    from sparrow.cli import _show
+
     files = f"results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}"
     _show.out.print(f"{results['run_dir']}: {files}", soft_wrap=True)
     if results["stopped_by"]:
         message = f"stopped by {results['stopped_by']} after step {results['step']}"
         _show.out.print(f"{message}; --resume continues from there")
-    return 130 if results["stopped_by"] == "SIGINT" else 0
+
+
+def _check_source(path: Path) -> None:
+    """Check that a training is of a prepared log or of a run file."""
+    if path.is_file() and path.suffix != ".toml":
+        remedy = f"prepare it first (`sparrow prepare {path} --out data/NAME`) and train on that"
+        raise UserError(
+            f"{path}: neither a prepared log nor a run's .toml; if it is a log, {remedy}"
+        )
+
+
+def _read_run(known: Arguments, settings: dict[str, Any]) -> Run:
+    """Returns the settings of a run: of its file, else of the log's defaults, or of the run that
+    goes on. settings: that were given, by dotted name.
+    """
+    from sparrow.distributed import begin_lobby, run_on_rank0
+    from sparrow.trained.run import Run
+    from sparrow.training.defaults import defaults
+
+    if known.run.is_dir():
+        run = Run.of(known.run, defaults(known.run, settings))
+    else:
+        run = Run.load(known.run, settings)
+    begun = Path(run.run_dir) / "run.toml"
+    goes_on = known.resume and known.run.is_dir()
+
+    def look() -> dict[str, Any] | None:
+        return read_toml(begun) if goes_on and begun.is_file() else None
+
+    # rank 0 looks, because others may see the folder later; the World does not exist yet: the file
+    # says how it begins
+    lobby = begin_lobby(run.sharding.timeout_s)
+    earlier = run_on_rank0(lobby, "the run's settings", look)
+    if earlier is None:
+        return run
+    # settings that are not given again stay
+    return Run.load(begun, {**settings, "data.path": str(known.run)}, earlier)
 
 
 def show_results(run: Run, results: dict[str, Any]) -> None:
     """Print how well the run has learnt, and what its tables take."""
     from sparrow.cli import _show
-    from sparrow.extensions.blend.baseline import evaluate_baseline
-    from sparrow.metrics import metric_of
-    from sparrow.trained.labels import first_label_suffix, split_labels
+    from sparrow.trained.labels import first_label_suffix
 
     if tried := results.get("tries"):
         from sparrow.cli import _budget
@@ -152,22 +170,7 @@ def show_results(run: Run, results: dict[str, Any]) -> None:
         title = f"{name}: each batch predicted, then trained on"
         _show.out.print(_show.metrics_table(rows, title))
     if valid := results["best"] or results["valid"]:
-        lines = split_labels(labels, valid)
-        if baseline := evaluate_baseline(run, results):
-            lines.append((f"a logistic regression{first_label_suffix(labels)}", baseline))
-        _show.out.print(_show.metrics_table(lines, f"held out, after step {valid['step']}"))
-        # a baseline has no metric of what the model measures
-        baseline = baseline or valid
-        monitor = metric_of(run.loop.monitor if run.loop.monitor in baseline else "ne")
-        worse = monitor.cost(valid[monitor.name]) - monitor.cost(baseline[monitor.name])
-        if worse > 0:  # not where it is undefined
-            advice = (
-                "try the default settings, --budget 60s, or the rates in docs/choosing-a-model.md"
-            )
-            message = (
-                f"the logistic regression is better by {worse:.4f} of {monitor.name}; {advice}"
-            )
-            _show.out.print(message, soft_wrap=True)
+        _show_beside_baseline(run, results, valid)
     if results["best_step"] is not None:
         judged_by = f"{run.loop.monitor}{first_label_suffix(labels)}"
         _show.out.print(
@@ -185,23 +188,51 @@ def show_results(run: Run, results: dict[str, Any]) -> None:
         from sparrow.cli import _blend
 
         _blend.show_parts(parts, first_label_suffix(labels))
-    text = f"tables: {results['tables']['bytes'] / 1e6:,.1f} MB"
-    if rates := results["tables"]["hit_rate"]:
+    text = _describe_tables(results["tables"])
+    _show.out.print(text, markup=False, soft_wrap=True)
+
+
+def _show_beside_baseline(run: Run, results: dict[str, Any], valid: dict[str, Any]) -> None:
+    """Print the metrics of held-out rows, and a baseline's if the log has one."""
+    from sparrow.cli import _show
+    from sparrow.extensions.blend.baseline import evaluate_baseline
+    from sparrow.metrics import metric_of
+    from sparrow.trained.labels import first_label_suffix, split_labels
+
+    labels = results["labels"]
+    lines = split_labels(labels, valid)
+    if baseline := evaluate_baseline(run, results):
+        lines.append((f"a logistic regression{first_label_suffix(labels)}", baseline))
+    _show.out.print(_show.metrics_table(lines, f"held out, after step {valid['step']}"))
+    # a baseline has no metric of what the model measures
+    baseline = baseline or valid
+    monitor = metric_of(run.loop.monitor if run.loop.monitor in baseline else "ne")
+    worse = monitor.cost(valid[monitor.name]) - monitor.cost(baseline[monitor.name])
+    if worse > 0:  # not where it is undefined
+        advice = "try the default settings, --budget 60s, or the rates in docs/choosing-a-model.md"
+        message = f"the logistic regression is better by {worse:.4f} of {monitor.name}; {advice}"
+        _show.out.print(message, soft_wrap=True)
+
+
+def _describe_tables(tables: dict[str, Any]) -> str:
+    """Returns what the tables of a run take, and how often their rows were where it is quick."""
+    text = f"tables: {tables['bytes'] / 1e6:,.1f} MB"
+    if rates := tables["hit_rate"]:
         text += (
             "; rows of batches that were in caches:"
             f" {', '.join(f'{n} {r:.1%}' for n, r in rates.items())}"
         )
-    for name, ssd in results["tables"].get("ssd", {}).items():
+    for name, ssd in tables.get("ssd", {}).items():
         rate = ssd["hits"] / max(ssd["used"], 1)
         text += (
             f"\n{name}: on an SSD; {rate:.1%} of rows of batches were in frames;"
             f" {ssd['bytes_read'] / 1e6:,.1f} MB read, {ssd['bytes_written'] / 1e6:,.1f} MB written"
         )
-    for name, ids in results["tables"].get("ids", {}).items():
+    for name, ids in tables.get("ids", {}).items():
         rate = ids["live"] / max(ids["looked_up"], 1)
         lost = ids["evicted"] + ids["expired"]
         text += (
             f"\n{name}: {ids['rows']:,} of {ids['capacity']:,} rows in use; {ids['admitted']:,} ids"
             f" got one and {lost:,} lost it; {rate:.1%} of lookups found one"
         )
-    _show.out.print(text, markup=False, soft_wrap=True)
+    return text

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Iterator
 from typing import Any
 
-from sparrow.core.config import Family, OneOf, family_of, type_hints
+from sparrow.core.config import Family, OneOf, extensions_field, family_of, type_hints
+
+
+def parts(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yields name -> config of the configs that a config holds, and of the settings of extensions
+    in it.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name == extensions_field(type(config)):
+            yield from value.items()
+        elif dataclasses.is_dataclass(value):
+            yield field.name, value
 
 
 def families(config: Any, place: str = "") -> dict[str, Family]:
     """Returns dotted name -> family, for each field of a config, and of configs in it, whose member
     can be chosen.
     """
-    members: dict[str, Family] = {}
-    for name, kind in type_hints(config.__class__).items():
-        family = family_of(kind)
-        value = getattr(config, name, None)
-        if family:
-            members[f"{place}{name}"] = family
-        elif dataclasses.is_dataclass(value):
-            members |= families(value, f"{place}{name}.")
+    kinds = type_hints(config.__class__)
+    own = {name: family for name, kind in kinds.items() if (family := family_of(kind))}
+    members = {f"{place}{name}": family for name, family in own.items()}
+    for name, part in parts(config):
+        if name not in own:
+            members |= families(part, f"{place}{name}.")
     return members
 
 
@@ -36,7 +47,6 @@ def _names(config: Any, place: str) -> dict[str, list[str]]:
         for note in typing.get_args(kind)[1:]:
             if isinstance(note, OneOf):
                 names[f"{place}{name}"] = note.names()
-        value = getattr(config, name, None)
-        if dataclasses.is_dataclass(value):
-            names |= _names(value, f"{place}{name}.")
+    for name, part in parts(config):
+        names |= _names(part, f"{place}{name}.")
     return names

@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparrow.core.errors import UserError, suggest
-from sparrow.core.extensions import extension_members
+from sparrow.core.extensions import (
+    extension_members,
+    settings_class,
+    settings_names,
+    with_names_of_today,
+)
 
 T = TypeVar("T")
 
@@ -105,6 +110,13 @@ def _files(folders: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
+class OfExtensions:
+    """Annotates a field of name -> settings of an extension. As plain data they are tables beside
+    the other fields.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
 class CsvLine:
     """Annotates a field of names whose flag gets them as a line of CSV, such as click,like."""
 
@@ -139,6 +151,9 @@ def changed(config: T, data: dict[str, Any]) -> T:
         UserError: as `from_dict`.
     """
     fields = _convert_fields(type(config), data, "")
+    if field := extensions_field(type(config)):
+        others = {k: v for k, v in getattr(config, field).items() if k not in data}
+        fields[field] = others | fields[field]
     return typing.cast(T, dataclasses.replace(typing.cast(Any, config), **fields))
 
 
@@ -212,15 +227,31 @@ def _convert_fields(
 ) -> dict[str, Any]:
     hints = type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    of_extensions = extensions_field(cls)
+    tables: list[str] = []
+    if of_extensions:
+        del fields[of_extensions]
+        tables = settings_names()
     for key in value:
-        if key not in fields:
-            raise UserError(f"{at}{key}: unknown key{suggest(key, [*also, *fields])}")
+        if key not in fields and key not in tables:
+            raise UserError(f"{at}{key}: unknown key{suggest(key, [*also, *fields, *tables])}")
     # in the order of the class: members are loaded whose files declare what later fields name
-    return {
+    converted = {
         k: _convert(hints[k], _named(hints[k], f, value[k]), at + k)
         for k, f in fields.items()
         if k in value
     }
+    if of_extensions:
+        set_here = {k: settings_class(k) for k in tables if k in value}
+        settings = {k: _convert(kind, value[k], at + k) for k, kind in set_here.items()}
+        converted[of_extensions] = {k: v for k, v in settings.items() if v != set_here[k]()}
+    return converted
+
+
+def extensions_field(cls: Any) -> str | None:
+    """Returns the name of the field that has the settings of extensions, see `OfExtensions`."""
+    kinds = type_hints(cls).items()
+    return next((name for name, kind in kinds if OfExtensions() in typing.get_args(kind)[1:]), None)
 
 
 def _named(kind: Any, f: dataclasses.Field[Any], value: Any) -> Any:
@@ -239,19 +270,20 @@ def family_of(kind: Any) -> Family | None:
 
 def named(cls: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings by dotted name with {"model.name": "dlrm"} for {"model": "dlrm"}: a bare
-    word names a member.
+    word names a member. Earlier names of settings become those of today.
 
     cls: the config that they are of.
+
+    Raises:
+        UserError: when a setting has its earlier name and that of today.
     """
+    if extensions_field(cls):
+        settings = with_names_of_today(settings)
 
     def is_member(path: list[str]) -> bool:
         kind: Any = cls
         for part in path:
-            kind = (
-                type_hints(kind).get(part)
-                if isinstance(kind, type) and dataclasses.is_dataclass(kind)
-                else None
-            )
+            kind = _kind_of_field(kind, part)
         return _is_named(kind) or family_of(kind) is not None
 
     bare = {
@@ -260,6 +292,17 @@ def named(cls: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, str) and is_member(key.split("."))
     }
     return {f"{key}.name" if key in bare else key: value for key, value in settings.items()}
+
+
+def _kind_of_field(cls: Any, name: str) -> Any:
+    """Returns the type of a field of a config, or of an extension's settings; None where there is
+    none.
+    """
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        return None
+    if extensions_field(cls) and name in settings_names():
+        return settings_class(name)
+    return type_hints(cls).get(name)
 
 
 def _is_named(kind: Any) -> bool:
@@ -290,10 +333,13 @@ def to_dict(
     these fields.
     """
     hints = type_hints(config.__class__)
+    of_extensions = extensions_field(config.__class__)
     out: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        if (only is None or f.name in only) and (value is not None or unset):
+        if f.name == of_extensions:
+            out |= {} if only is not None else _plain(hints[f.name], value, unset)
+        elif (only is None or f.name in only) and (value is not None or unset):
             out[f.name] = _plain(hints[f.name], value, unset)
     return out
 

@@ -4,6 +4,7 @@ loaded; of the others, nothing is.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import pkgutil
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from sparrow.core.errors import UserError
 
 PACKAGE = "sparrow.extensions"
 
@@ -32,15 +35,26 @@ class Extension:
     Args:
         members: package of a family -> name of a member -> its module in this folder, with a
             `Config`.
-        applies: whether the extension goes along with a run, by its settings and by what else was
-            asked for. The module `callback` of the folder then has a function `callback(job)`.
+        settings: whether the module `settings` of the folder has a `Config`, a frozen dataclass
+            with a default for every field. A run's settings have it as a table with the name of
+            the folder. A table in which all has its default is as none.
+        earlier_names: dotted name of a setting before this `Config` had it -> its field. The
+            earlier name is still read.
+        may_differ: fields that each rank may have for itself, such as the name of a folder.
+        applies: whether the extension goes along with a run that sets nothing of it, by the other
+            settings and by what else was asked for. The module `callback` of the folder then has a
+            function `callback(job)`.
         calls_back: whether it has that module.
         elsewhere: name of a file in a run's directory, which says that the run has more elsewhere
             -> the module that knows what. It has `forget(run_dir)`, which removes that, and
             `hand_over(run_dir, heir)`, which gives it to another directory.
+        files: names of the files that it writes into a run's directory. A new run there drops
+            those of an earlier one.
         adapts: whether it changes the model or the dense optimizer of a run, by its settings. The
             module `adaptation` then has functions `adapt_model(model, run)` and
             `adapt_optimizer(optimizer, run)`, which are called before anything is loaded into them.
+        tries: name of a model -> what a search tries for it beside the defaults, by dotted name,
+            in order. The first is {}.
         plans: whether the module `plan` has `Hooks`, see `training.plan.PlanHooks`. They are asked
             of runs to which the extension applies.
         engine: what the flag of its engine says, see `sparrow.data.preparation.engine`. The flag
@@ -50,10 +64,15 @@ class Extension:
     """
 
     members: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    settings: bool = False
+    earlier_names: Mapping[str, str] = field(default_factory=dict)
+    may_differ: Collection[str] = ()
     applies: Callable[[Any, Collection[str]], bool] = _never
     calls_back: bool = True
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    files: Collection[str] = ()
     adapts: Callable[[Any], bool] = _adapts_none
+    tries: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     plans: bool = False
     engine: str | None = None
 
@@ -77,6 +96,62 @@ def extension_members(family: str) -> Mapping[str, str]:
     return members
 
 
+def settings_names() -> list[str]:
+    """Returns the names of the extensions that have settings."""
+    return [name for name, extension in extensions().items() if extension.settings]
+
+
+def settings_class(name: str) -> type:
+    """Returns the `Config` of an extension that has settings."""
+    config: type = importlib.import_module(f"{PACKAGE}.{name}.settings").Config
+    return config
+
+
+def extension_of(settings: object) -> str:
+    """Returns the name of the extension whose `Config` made `settings`."""
+    return type(settings).__module__.removeprefix(f"{PACKAGE}.").partition(".")[0]
+
+
+def take_earlier_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns settings without those that have an earlier name, and the latter by their dotted
+    name of today.
+
+    Args:
+        settings: of a run, nested or by dotted name.
+
+    Raises:
+        UserError: when a setting has both names.
+    """
+    rest = copy.deepcopy(dict(settings))
+    renamed = {}
+    for name, extension in extensions().items():
+        for earlier, setting in extension.earlier_names.items():
+            table, key = _place(rest, earlier)
+            if key not in table:
+                continue
+            today = f"{name}.{setting}"
+            table_of_today, key_of_today = _place(rest, today)
+            if key_of_today in table_of_today:
+                raise UserError(f"{earlier}, {today}: two names of one setting; give {today} alone")
+            renamed[today] = table.pop(key)
+    return rest, renamed
+
+
+def with_names_of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by dotted name, all with the names of today. See `take_earlier_names`."""
+    rest, renamed = take_earlier_names(settings)
+    return {**rest, **renamed}
+
+
+def _place(settings: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    """Returns the table in which a setting is, if it is set, and its key there."""
+    first, _, rest = name.partition(".")
+    inner = settings.get(first)
+    if name in settings or not rest or not isinstance(inner, dict):
+        return settings, name
+    return _place(inner, rest)
+
+
 def callback_modules(run: Any, options: Collection[str]) -> list[ModuleType]:
     """Returns the modules `callback` of the extensions that go along with a run, in the order of
     their names.
@@ -86,21 +161,26 @@ def callback_modules(run: Any, options: Collection[str]) -> list[ModuleType]:
         options: what else was asked for, such as "probe".
     """
     return _modules(
-        "callback", lambda extension: extension.calls_back and extension.applies(run, options)
+        "callback",
+        lambda name: extensions()[name].calls_back and _goes_along(name, run, options),
     )
+
+
+def _goes_along(name: str, run: Any, options: Collection[str]) -> bool:
+    return name in run.extensions or extensions()[name].applies(run, options)
 
 
 def adapt_model(model: Any, run: Any) -> None:
     """Let the extensions that change the model of a run do so, in the order of their names. run:
     its settings.
     """
-    for module in _modules("adaptation", lambda extension: extension.adapts(run)):
+    for module in _modules("adaptation", lambda name: extensions()[name].adapts(run)):
         module.adapt_model(model, run)
 
 
 def adapt_optimizer(optimizer: Any, run: Any) -> None:
     """Let them change the dense optimizer."""
-    for module in _modules("adaptation", lambda extension: extension.adapts(run)):
+    for module in _modules("adaptation", lambda name: extensions()[name].adapts(run)):
         module.adapt_optimizer(optimizer, run)
 
 
@@ -108,12 +188,14 @@ def plan_modules(run: Any, options: Collection[str]) -> list[ModuleType]:
     """Returns the modules `plan` of the extensions that go along with a run. run, options: see
     `callback_modules`.
     """
-    return _modules("plan", lambda extension: extension.plans and extension.applies(run, options))
+    return _modules(
+        "plan", lambda name: extensions()[name].plans and _goes_along(name, run, options)
+    )
 
 
 def all_plan_modules() -> list[ModuleType]:
     """Returns the modules `plan` of all extensions."""
-    return _modules("plan", lambda extension: extension.plans)
+    return _modules("plan", lambda name: extensions()[name].plans)
 
 
 def engine_texts() -> dict[str, str]:
@@ -125,6 +207,19 @@ def engine_texts() -> dict[str, str]:
 def engine_module(name: str) -> ModuleType:
     """Returns the module that opens the engine of an extension."""
     return importlib.import_module(f"{PACKAGE}.{name}.engine")
+
+
+def tries_of_all() -> dict[str, tuple[Mapping[str, Any], ...]]:
+    """Returns name of a model -> what a search tries for it, see `Extension.tries`."""
+    by_model: dict[str, tuple[Mapping[str, Any], ...]] = {}
+    for extension in extensions().values():
+        by_model |= extension.tries
+    return by_model
+
+
+def files_of_all() -> list[str]:
+    """Returns the names of the files that extensions write into a run's directory."""
+    return [name for extension in extensions().values() for name in extension.files]
 
 
 def modules_elsewhere(run_dir: Path) -> list[ModuleType]:
@@ -139,7 +234,7 @@ def modules_elsewhere(run_dir: Path) -> list[ModuleType]:
     return modules
 
 
-def _modules(name: str, is_used: Callable[[Extension], bool]) -> list[ModuleType]:
+def _modules(name: str, is_used: Callable[[str], bool]) -> list[ModuleType]:
     """Returns a module of each extension that is used, in the order of their names."""
-    used = [folder for folder, extension in extensions().items() if is_used(extension)]
+    used = [folder for folder in extensions() if is_used(folder)]
     return [importlib.import_module(f"{PACKAGE}.{folder}.{name}") for folder in used]

@@ -18,7 +18,7 @@ def begin_lobby(timeout_s: float) -> Lobby:
     """
     if (size := _size()) == 1:
         return Lobby()
-    from sparrow.distributed.mesh import MeshLobby
+    from sparrow.distributed.mesh import MeshLobby  # one process needs none of it
 
     return MeshLobby(size, timeout_s)
 
@@ -40,7 +40,7 @@ def begin_world(
         if torch.device(device).index is not None:
             torch.cuda.set_device(device)  # kernels run on the device that is set
         return World()
-    from sparrow.distributed.mesh import begin_mesh
+    from sparrow.distributed.mesh import begin_mesh  # as above
 
     return begin_mesh(size, device, local_size, timeout_s)
 

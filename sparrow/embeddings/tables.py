@@ -108,13 +108,7 @@ class EmbeddingTables(nn.Module):
         self.features = tuple(features)
         self.seed = seed
         self._spec_of = {feature.name: specs[names.index(feature.table)] for feature in features}
-        combines: dict[str, nn.Module] = {}
-        for spec in specs:  # first weights depend on seed and table alone, and move nobody else's
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(key_of(seed, spec.name) >> 1)
-                combine = spec.addressing.combine(spec.dim)
-            if combine is not None:
-                combines[spec.name] = combine
+        combines = _combining_modules(specs, seed)
         self.combines = nn.ModuleList(combines.values())
         self._combined: CombinedTables | None = None
         parts = {
@@ -534,3 +528,18 @@ def _require_names_once(kind: str, names: list[str], parts: list[tuple[str, str]
                 f"{kind} {table!r}: a part of {kind} {cut!r} has the name {part!r} too; rename one"
                 " of the columns"
             )
+
+
+def _combining_modules(specs: Sequence[TableSpec], seed: int) -> dict[str, nn.Module]:
+    """Returns table -> what makes one vector of those of its components, where it has several.
+
+    First weights depend on seed and table alone, and move nobody else's.
+    """
+    combines: dict[str, nn.Module] = {}
+    for spec in specs:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key_of(seed, spec.name) >> 1)
+            combine = spec.addressing.combine(spec.dim)
+        if combine is not None:
+            combines[spec.name] = combine
+    return combines

@@ -35,12 +35,13 @@ def labels(
         UserError: for a value that is no label, and when training for a missing one.
     """
     if column.positive is not None and not is_number(raw.type):
+        spell = spelt_as_id if with_words else str
         texts = pc.ascii_trim_whitespace(raw.cast(pa.string()))
-        positive = column.positive.strip()
-        if with_words:
-            texts = as_id_texts(texts)
-            positive = spelt_as_id(positive)
-        raw = pc.equal(texts, positive)
+        texts = as_id_texts(texts) if with_words else texts
+        raw = pc.equal(texts, spell(column.positive.strip()))
+        if column.negative is not None:
+            is_either = pc.or_(raw, pc.equal(texts, spell(column.negative.strip())))
+            _check_either(pc.fill_null(is_either, True), texts, name, column, row0)
     remedy = f"set columns.{name}.positive to the value that counts as 1"
     is_read = is_number(raw.type) or pa.types.is_boolean(raw.type) or pa.types.is_null(raw.type)
     if not is_read and not (with_words and is_text(raw.type)):
@@ -54,7 +55,11 @@ def labels(
     if column.threshold is not None:
         y_N = np.where(np.isnan(y_N), np.nan, y_N >= column.threshold)
     elif column.positive is not None and is_number(raw.type):
-        y_N = np.where(np.isnan(y_N), np.nan, y_N == _number(column.positive, name))
+        is_positive_N = y_N == _number(column.positive, name)
+        if column.negative is not None:
+            is_either_N = is_positive_N | (y_N == _number(column.negative, name)) | np.isnan(y_N)
+            _check_either(pa.array(is_either_N), raw, name, column, row0)
+        y_N = np.where(np.isnan(y_N), np.nan, is_positive_N)
     check_known(y_N, name, training, row0)
     is_label_N = (y_N >= 0) & (y_N <= 1) if column.probability else (y_N == 0) | (y_N == 1)
     remedy = "probabilities lie in 0..1; mend it, or set threshold instead of probability"
@@ -66,6 +71,17 @@ def labels(
         )
     refuse_first(~(is_label_N | np.isnan(y_N)), y_N, f"label {name!r}", row0, remedy)
     return y_N
+
+
+def _check_either(is_either: pa.Array, raw: pa.Array, name: str, column: Column, row0: int) -> None:
+    """Refuses the first value that is neither the positive nor the negative one."""
+    at = pc.index(is_either, False).as_py()
+    if at >= 0:
+        pair = f"neither {column.positive!r} nor {column.negative!r}"
+        raise UserError(
+            f"label {name!r}, row {row0 + at}: {raw[at].as_py()!r} is {pair}; mend it, or leave"
+            f" columns.{name}.negative out of the schema, and all others count as 0"
+        )
 
 
 def check_known(y_N: Float64s, name: str, training: bool, row0: int) -> None:

@@ -89,11 +89,11 @@ class Column:
     default 20) had had the mean of all earlier rows. label: whose ones count, by default the first
     label's. until: fitted, the time of the last row that was counted; digest: fitted, of the counts
     at the end of training, which are in a file beside the schema's.
-    positive: the value of a label that counts as 1, for labels that are not 0/1; threshold: or the
-    least number that does; probability: or whether its values are probabilities, such as a
-    teacher's scores. Beside a column of kind impressions other labels count: they are whole numbers
-    of up to as many. format: of a time that is text, as strptime takes it, also where a part of it
-    is taken. note: why it was inferred so.
+    positive: the value of a label that counts as 1, for labels that are not 0/1; negative: the only
+    other one, else all others count as 0; threshold: or the least number that does; probability: or
+    whether its values are probabilities, such as a teacher's scores. Beside a column of kind
+    impressions other labels count: they are whole numbers of up to as many. format: of a time that
+    is text, as strptime takes it, also where a part of it is taken. note: why it was inferred so.
     """
 
     kind: COLUMN_KINDS
@@ -123,6 +123,7 @@ class Column:
     until: int | None = None
     digest: str | None = None
     positive: str | None = None
+    negative: str | None = None
     threshold: float | None = None
     probability: bool | None = None
     format: str | None = None
@@ -178,6 +179,8 @@ class Column:
             raise UserError(
                 "positive, threshold and probability: each says what counts as 1; give one of them"
             )
+        if self.negative is not None and self.positive is None:
+            raise UserError("negative: the other value beside positive; give both")
 
     @property
     def width(self) -> int:
@@ -446,6 +449,18 @@ class Schema:
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_columns()
+        self._check_kinds()
+        self._check_groups()
+        if self.split.negatives < 1 and len(self.labels) > 1:
+            raise UserError(
+                "split.negatives: scores are corrected for one label only; keep all rows, or one"
+                " label"
+            )
+        self._check_shares()
+
+    def _check_columns(self) -> None:
+        """Check names, tables and what each column is made of."""
         vectors = self.of_kind("vector")
         for name, column in self.columns.items():
             if name.startswith(":"):
@@ -474,6 +489,9 @@ class Schema:
             ]:
                 remedy = f"{table!r} holds quantile buckets; give the ids another table"
                 raise UserError(f"columns.{mixed[0]}.table: {remedy}")
+
+    def _check_kinds(self) -> None:
+        """Check what one column alone may be."""
         for kind in ("time", "group", "session", "weight", "impressions"):
             named = self.of_kind(kind)
             if len(named) > 1:
@@ -486,6 +504,9 @@ class Schema:
             raise UserError(
                 f"cluster.by: {self.cluster.by!r} is no column of kind session or group{known}"
             )
+
+    def _check_groups(self) -> None:
+        """Check the groups of features."""
         grouped = [name for names in self.groups.values() for name in names]
         for group, names in self.groups.items():
             if not names:
@@ -500,12 +521,6 @@ class Schema:
                     raise UserError(
                         f"groups.{group}: {name!r} is named twice; a feature is in one group"
                     )
-        if self.split.negatives < 1 and len(self.labels) > 1:
-            raise UserError(
-                "split.negatives: scores are corrected for one label only; keep all rows, or one"
-                " label"
-            )
-        self._check_shares()
 
     def _check_shares(self) -> None:
         """Check what cannot be with labels that are shares of a row."""

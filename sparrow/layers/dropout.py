@@ -27,6 +27,8 @@ class _Draws:
     layers: int = 0
 
 
+# ambient: `forward` of every model and of every layer around a dropout would else take the draws.
+# All layers of a forward share them, since the number of a layer is its place among the calls.
 _DRAWS: ContextVar[_Draws | None] = ContextVar("draws", default=None)
 
 

@@ -52,7 +52,7 @@ class NumericEmbedding(nn.Module):
 
     def _marks(self, dense_BC: Tensor, rest_BR: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what users' samples share of the two forms, see `Repeated`."""
-        from sparrow.core.repeated import marks_of_one
+        from sparrow.core.repeated import marks_of_one  # as above
 
         numbers = marks_of_one(dense_BC)
         rest = marks_of_one(rest_BR)

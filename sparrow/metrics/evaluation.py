@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,13 +111,7 @@ def evaluate_labels(
         for batch in batches:
             scores, batch = score(batch).cpu(), batch.on_host.to("cpu")
             measures_BM = model.measure() if model and measures else None
-            if batch.labels_BT is None:
-                raise UserError("evaluate: a batch has no labels; use a log with a label column")
-            scores = scores if scores.dim() > 1 else scores[:, None]
-            if scores.shape != batch.labels_BT.shape or max(judged) >= scores.shape[1]:
-                shapes = f"{tuple(scores.shape)} scores for {tuple(batch.labels_BT.shape)} labels"
-                raise UserError(f"evaluate: {shapes}; give one score per row and label")
-            scores_BT, labels_BT = scores[:, judged], batch.labels_BT[:, judged]
+            scores_BT, labels_BT = _judged(scores, batch, judged)
             for t, stream in enumerate(streams):
                 labels_B, scores_B, known_B, known_BM = labelled(
                     labels_BT[:, t], scores_BT[:, t], batch.weights_B, measures_BM
@@ -144,14 +139,41 @@ def evaluate_labels(
         let_go()
         for t, (stream, result) in enumerate(zip(streams, results, strict=True)):
             rows = labelled(labels_NT[:, t], scores_NT[:, t], weights_of_all_N, groups_N)
-            labels_N, scores_N, weights_N, sessions_N = rows
-            for name, metric in METRICS.items():
-                if metric.exact:
-                    result[name] = metric.exact(world, stream, scores_N, labels_N, weights_N)
-            if sessions_N is not None:
-                from sparrow.metrics.groups import groups_across  # few logs have sessions
-
-                result |= groups_across(
-                    world, stream, scores_N, labels_N, sessions_N, weights_N, ks
-                )
+            result |= _exact_metrics(world, stream, rows, ks)
     return results
+
+
+def _exact_metrics(
+    world: World,
+    stream: Streaming,
+    rows: Sequence[Any],
+    ks: Sequence[int],
+) -> dict[str, float]:
+    """Returns the metrics that need all rows of a label. rows: labels, scores, weights and sessions
+    of this rank's.
+    """
+    labels_N, scores_N, weights_N, sessions_N = rows
+    values = {}
+    for name, metric in METRICS.items():
+        if metric.exact:
+            values[name] = metric.exact(world, stream, scores_N, labels_N, weights_N)
+    if sessions_N is not None:
+        from sparrow.metrics.groups import groups_across  # few logs have sessions
+
+        values |= groups_across(world, stream, scores_N, labels_N, sessions_N, weights_N, ks)
+    return values
+
+
+def _judged(scores: Tensor, batch: Batch, labels: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Returns scores and labels of a batch, [B, T] of the labels that are judged.
+
+    Raises:
+        UserError: when it has no labels, or scores and labels do not fit.
+    """
+    if batch.labels_BT is None:
+        raise UserError("evaluate: a batch has no labels; use a log with a label column")
+    scores = scores if scores.dim() > 1 else scores[:, None]
+    if scores.shape != batch.labels_BT.shape or max(labels) >= scores.shape[1]:
+        shapes = f"{tuple(scores.shape)} scores for {tuple(batch.labels_BT.shape)} labels"
+        raise UserError(f"evaluate: {shapes}; give one score per row and label")
+    return scores[:, labels], batch.labels_BT[:, labels]

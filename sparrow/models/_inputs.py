@@ -104,8 +104,7 @@ def pooled(tables: EmbeddingTables, batch: Batch) -> Tensor:
     vectors = tables.pooled(batch.ids)
     if not isinstance(batch.dense_BC, Informed):
         return vectors
-    # a service's batches alone say whose samples they have
-    from sparrow.models import _user_columns
+    from sparrow.models import _user_columns  # a service's batches alone say whose samples they are
 
     shared = _user_columns.shared_columns(batch)
     return _user_columns.mark(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from sparrow.core.config import differences, to_dict, write_toml
 from sparrow.core.errors import UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.core.progress import Progress
+from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Addressing, Component, RowRecords, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import BLOCK
@@ -110,9 +111,7 @@ def export(
         _check_base(old, restored, run)
     golden_rows = choose_golden_rows(restored, log, check)
     dataset = open_log(restored)
-    about = {"model": restored.name, "step": restored.step, "parent": None, "number": 0}
-    if old is not None:
-        about |= {"parent": old.folder.full_digest, "number": old.folder.manifest["number"] + 1}
+    about = _about(restored, old)
     full_files: dict[str, Any] | None = None if old is None else {}
     known: dict[str, Any] = {}
 
@@ -121,49 +120,15 @@ def export(
 
     with new_folder(out, about, full_files=full_files, known=known, check=reopen) as new:
         path = new.path
-        transforms = _without_rare(restored.transforms)
-        transforms.save(path)
-        settings = to_dict(_with_maps(run, path), only=("model", "layers", "tables", "precision"))
-        write_text(
-            path / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`.")
-        )
-        dense = {
-            name: tensor.contiguous().clone()
-            for name, tensor in restored.model.state_dict().items()
-        }
-        (path / DENSE).write_bytes(safetensors.torch.save(dense))
-        (path / TABLES).mkdir()
-        records = records_of(restored.model)
-        for count, record in enumerate(records, 1):
-            name = table_file(record.component.name)
-            rows = _rows(record)
-            rows_U = None if old is None else changed_rows(old.stack.rows[name], rows)
-            with NewFile(path / name) as file:
-                write_rows(file, rows, rows_U, partial(_check_finite, restored, record, rows))
-            known[name] = file.entry
+        _write_settings(restored, run, path)
+        _write_dense(restored, path)
+        for name, entry, full_entry in _write_tables(restored, old, path, progress):
+            known[name] = entry
             if full_files is not None:
-                write_rows(full := Digest(), rows)
-                full_files[name] = full.entry
-            progress("tables written", count, len(records))
-        base_calibrators = () if old is None else old.calibrators
+                full_files[name] = full_entry
         notes: list[str] = []
-        if (
-            not restored.calibrators
-            and calibrate is None
-            and base_calibrators
-            and not dataset.rows("valid")
-        ):
-            restored = replace(restored, calibrators=base_calibrators)
-            notes.append("its calibrator is that of the base, as the log has no valid rows")
-        elif not restored.calibrators:
-            kind = calibrate or calibrators.kind_of(base_calibrators)
-            restored = replace(
-                restored, calibrators=fit_to_valid(kind, restored, dataset, progress)
-            )
-            if base_calibrators and restored.calibrators:
-                notes.append(
-                    f"its {kind} calibrator was fitted to the valid part, since the base has one"
-                )
+        if not restored.calibrators:
+            restored, notes = _calibrate(restored, dataset, old, calibrate, progress)
         calibrator_files.save(restored.calibrators, path)
         if hot:
             listed = hot_rows(list(tables_of(restored.model)), sample_batches(dataset), hot)
@@ -173,6 +138,73 @@ def export(
         about_model["notes"] += notes
         write_text(path / "card.json", to_json(about_model, indent=1) + "\n")
     return new.folder
+
+
+def _about(restored: Restored, old: Scorer | None) -> dict[str, Any]:
+    """Returns what the manifest says of a model, and of the one that it follows."""
+    about = {"model": restored.name, "step": restored.step, "parent": None, "number": 0}
+    if old is not None:
+        about |= {"parent": old.folder.full_digest, "number": old.folder.manifest["number"] + 1}
+    return about
+
+
+def _write_settings(restored: Restored, run: Run, path: Path) -> None:
+    """Write what raw rows pass through, and what the model is."""
+    _without_rare(restored.transforms).save(path)
+    settings = to_dict(_with_maps(run, path), only=("model", "layers", "tables", "precision"))
+    write_text(
+        path / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`.")
+    )
+
+
+def _write_dense(restored: Restored, path: Path) -> None:
+    dense = {
+        name: tensor.contiguous().clone() for name, tensor in restored.model.state_dict().items()
+    }
+    (path / DENSE).write_bytes(safetensors.torch.save(dense))
+
+
+def _write_tables(
+    restored: Restored, old: Scorer | None, path: Path, progress: Progress
+) -> Iterator[tuple[str, Any, Any]]:
+    """Write the rows of all tables, of a delta those that are new. Yields the name of each file,
+    its entry in the manifest, and that of the full file whose delta it is.
+    """
+    (path / TABLES).mkdir()
+    records = records_of(restored.model)
+    for count, record in enumerate(records, 1):
+        name = table_file(record.component.name)
+        rows = _rows(record)
+        rows_U = None if old is None else changed_rows(old.stack.rows[name], rows)
+        with NewFile(path / name) as file:
+            write_rows(file, rows, rows_U, partial(_check_finite, restored, record, rows))
+        full = Digest()
+        if old is not None:
+            write_rows(full, rows)
+        yield name, file.entry, full.entry
+        progress("tables written", count, len(records))
+
+
+def _calibrate(
+    restored: Restored,
+    dataset: Dataset,
+    old: Scorer | None,
+    calibrate: KINDS | None,
+    progress: Progress,
+) -> tuple[Restored, list[str]]:
+    """Returns the model with calibrators, where it has none and is to have some, and what to say of
+    them.
+    """
+    base_calibrators = () if old is None else old.calibrators
+    if calibrate is None and base_calibrators and not dataset.rows("valid"):
+        note = "its calibrator is that of the base, as the log has no valid rows"
+        return replace(restored, calibrators=base_calibrators), [note]
+    kind = calibrate or calibrators.kind_of(base_calibrators)
+    fitted = fit_to_valid(kind, restored, dataset, progress)
+    notes: list[str] = []
+    if base_calibrators and fitted:
+        notes.append(f"its {kind} calibrator was fitted to the valid part, since the base has one")
+    return replace(restored, calibrators=fitted), notes
 
 
 def _prune(restored: Restored) -> None:

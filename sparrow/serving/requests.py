@@ -246,35 +246,41 @@ class Encoder:
                 user_features,
                 known,
             )
-        ids = len(self._schema.sparse)
-        inverse = {}
-        stored = (count,) * ids
         whose = None if user_B is None else Users.of(user_B, len(users))
-        if whose is not None:
-            group = tuple(
-                name
-                for name, is_user in zip(self._schema.sparse, user_features, strict=False)
-                if is_user
-            )
-            inverse = {group: whose.inverse_B} if group else {}
-            stored = tuple(len(users) if is_user else count for is_user in user_features[:ids])
-        keyed = KeyedJagged(
-            keys=self._schema.sparse,
-            values_N=encoded.values_N,
-            lengths=encoded.lengths,
-            offsets=encoded.offsets,
-            weights_N=encoded.weights_N,
-            inverse_B=inverse,
-            rows=stored,
-            _bounds=encoded.bounds,
-        )
+        keyed = self._keyed(encoded, count, whose, user_features)
         user_numbers: list[bool] = []
-        for is_user, width in zip(user_features[ids:], self._widths, strict=True):
+        number_features = user_features[len(self._schema.sparse) :]
+        for is_user, width in zip(number_features, self._widths, strict=True):
             user_numbers += [is_user] * width
         dense_BC = self._standardise(encoded.numbers, count, user_numbers, users, user_B)
         if whose is not None and shared and any(user_features):
             dense_BC = Repeated.of(dense_BC, whose, torch.tensor([user_numbers], dtype=torch.bool))
         return Batch(dense_BC=dense_BC, ids=keyed)
+
+    def _keyed(
+        self, encoded: Encoded, count: int, whose: Users | None, user_features: Sequence[bool]
+    ) -> KeyedJagged:
+        """Returns the ids of candidates, and once for each user those of features of users."""
+        keys = self._schema.sparse
+        inverse = {}
+        rows = (count,) * len(keys)
+        if whose is not None:
+            users = len(whose.sample_U)
+            group = tuple(
+                name for name, is_user in zip(keys, user_features, strict=False) if is_user
+            )
+            inverse = {group: whose.inverse_B} if group else {}
+            rows = tuple(users if is_user else count for is_user in user_features[: len(keys)])
+        return KeyedJagged(
+            keys=keys,
+            values_N=encoded.values_N,
+            lengths=encoded.lengths,
+            offsets=encoded.offsets,
+            weights_N=encoded.weights_N,
+            inverse_B=inverse,
+            rows=rows,
+            _bounds=encoded.bounds,
+        )
 
     def _is_of(self, name: str, columns: Collection[str]) -> bool:
         """Returns whether a feature is of users, who have these columns. Of a list its weights may

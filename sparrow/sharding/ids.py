@@ -42,6 +42,27 @@ class SentIds:
     time: int
 
 
+def _by_parts(
+    routes: Routes, ids: KeyedJagged, rows_N: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Returns lengths of bags, rows, weights of ids and numbers of ids, in the order of the routes'
+    parts.
+    """
+    lengths = ids.lengths
+    assert lengths is not None and ids.rows is not None
+    lengths_of = lengths.split(list(ids.rows))
+    places = {key: k for k, key in enumerate(ids.keys)}
+    keys = [places[routes.features[part.feature].name] for part in routes.parts]
+    bounds = [(ids.bounds[k], ids.bounds[k + 1]) for k in keys]
+    lengths_B = torch.cat([lengths_of[k] for k in keys])
+    sent_N = torch.cat([rows_N[low:high] for low, high in bounds])
+    weights_N = ids.weights_N
+    if weights_N is not None:
+        weights_N = torch.cat([weights_N[low:high] for low, high in bounds])
+    counts_J = torch.tensor([high - low for low, high in bounds], dtype=torch.int64)
+    return lengths_B, sent_N, weights_N, counts_J
+
+
 def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     """Begin to send every rank the bags of its jobs.
 
@@ -57,20 +78,9 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
         What receives the sizes, lets the ids leave and returns them.
     """
     world = routes.world
-    lengths = ids.lengths
-    assert lengths is not None and ids.rows is not None
-    lengths_of = lengths.split(list(ids.rows))
-    places = {key: k for k, key in enumerate(ids.keys)}
-    keys = [places[routes.features[part.feature].name] for part in routes.parts]
-    bounds = [(ids.bounds[k], ids.bounds[k + 1]) for k in keys]
     rows_G = [ids.batch_size, *(ids.stored(group[0]) for group in ids.inverse_B)]
-    lengths_B = torch.cat([lengths_of[k] for k in keys])
-    sent_N = torch.cat([rows_N[low:high] for low, high in bounds])
-    weights_N = ids.weights_N
-    if weights_N is not None:
-        weights_N = torch.cat([weights_N[low:high] for low, high in bounds])
+    lengths_B, sent_N, weights_N, counts_J = _by_parts(routes, ids, rows_N)
     bags_J = torch.tensor(rows_G)[routes.group_J]
-    counts_J = torch.tensor([high - low for low, high in bounds], dtype=torch.int64)
     places_N: dict[int, Tensor] = {}
     if len(routes.group_J) > len(routes.parts):
         lengths_B, sent_N, order_N, counts_J, places_N = _cut(

@@ -5,7 +5,7 @@ batch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -120,24 +120,10 @@ class Routes:
         for feature, group, dim in zip(features, groups, self.dims, strict=True):
             self._begins.append(self.widths[group])
             self.widths[group] += 0 if feature.pooling == "none" else dim
+        parts = [*self._column_jobs(plan, shards)]
         jobs_of_rank: list[list[Job]] = [[] for _ in range(world.size)]
-        parts: list[list[Job]] = []
-        for number, feature in enumerate(features):
-            layout = plan[feature.table]
-            table_shards = shards[feature.table]
-            way: Way = "staged" if layout.through_host else "direct"
-            if feature.pooling == "none":
-                way = "sequence"
-            for c in range(layout.columns):
-                blocks = table_shards[c * layout.rows : (c + 1) * layout.rows]
-                parts.append(
-                    [
-                        Job(number, groups[number], way, shard, block)
-                        for block, shard in enumerate(blocks)
-                    ]
-                )
-                for job in parts[-1]:
-                    jobs_of_rank[job.shard.rank].append(job)
+        for job in itertools.chain.from_iterable(parts):
+            jobs_of_rank[job.shard.rank].append(job)
         self.jobs = list(itertools.chain.from_iterable(jobs_of_rank))
         # where each rank's jobs begin
         self.edges = [0, *itertools.accumulate(map(len, jobs_of_rank))]
@@ -169,6 +155,24 @@ class Routes:
         self.direct = [[*self._pooled(rank, "direct"), *self._sequences(rank)] for rank in ranks]
         self.staged = [self._pooled(rank, "staged") for rank in ranks]
         self.is_staged = any(self.staged)
+
+    def _column_jobs(
+        self, plan: Mapping[str, Layout], shards: Mapping[str, Sequence[Shard]]
+    ) -> Iterator[list[Job]]:
+        """Yields the jobs of each feature in each stretch of its table's columns, by blocks of
+        rows.
+        """
+        for number, feature in enumerate(self.features):
+            layout = plan[feature.table]
+            way: Way = "staged" if layout.through_host else "direct"
+            if feature.pooling == "none":
+                way = "sequence"
+            for c in range(layout.columns):
+                blocks = shards[feature.table][c * layout.rows : (c + 1) * layout.rows]
+                yield [
+                    Job(number, self.groups[number], way, shard, block)
+                    for block, shard in enumerate(blocks)
+                ]
 
     def jobs_of(self, rank: int) -> range:
         """Returns the numbers of a rank's jobs."""

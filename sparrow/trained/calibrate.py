@@ -53,4 +53,4 @@ def fit_to_valid(
 
 
 def _kind(name: KINDS) -> Kind:
-    return cast(Kind, FAMILY.config(name, "calibrate"))
+    return cast(Kind, FAMILY.config(name, "calibration"))

@@ -104,7 +104,7 @@ def load_of_step(
         )
         if kind == "none" and not steps:
             return (), ""
-        why = f"steps {steps} have one" if steps else f"its run asks for one (calibrate = {kind!r})"
+        why = f"steps {steps} have one" if steps else f"its run asks for one (of the kind {kind})"
         remedy = (
             f"end the run with --resume, or fit one: {command} (or none in the place of {wanted})"
         )

@@ -7,15 +7,25 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 
 import torch
 
-from sparrow.core.config import Family, OneOf, from_dict, named, read_toml, to_dict, write_toml
+from sparrow.core.config import (
+    Family,
+    OfExtensions,
+    OneOf,
+    from_dict,
+    named,
+    read_toml,
+    to_dict,
+    write_toml,
+)
 from sparrow.core.errors import UserError, require
+from sparrow.core.extensions import extension_of, take_earlier_names
 from sparrow.core.files import write_text
 from sparrow.distributed.codecs import Codec, cast
 from sparrow.embeddings import Placement, TableChoices
@@ -29,6 +39,7 @@ from sparrow.optimizers import OptimizerConfig, adam
 from sparrow.trained.calibrators import KINDS
 
 MOST_AHEAD = 4  # steps
+Settings = TypeVar("Settings", bound="ExtensionSettings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +112,7 @@ class Loop:
     progressive: report how well each fifth of the first epoch was predicted before it was trained
     on. evaluate_every: steps between evaluations on the valid part (by default each epoch's end).
     patience: stop after so many evaluations without a better `monitor`, which is of the first label
-    where there are several. ahead: for so many coming steps, at most 4, rows of tables on an SSD
-    are read before they are needed.
+    where there are several.
     """
 
     epochs: int = 1
@@ -115,10 +125,8 @@ class Loop:
     evaluate_every: int | None = None
     patience: int | None = None
     monitor: Annotated[str, OneOf(monitored)] = "ne"
-    ahead: int = 2
 
     def __post_init__(self) -> None:
-        require(least=0, most=MOST_AHEAD, ahead=self.ahead)
         require(least=1, epochs=self.epochs, max_steps=self.max_steps, accumulate=self.accumulate)
         require(least=1, evaluate_every=self.evaluate_every, patience=self.patience)
         require(above=0, clip_norm=self.clip_norm)
@@ -177,14 +185,12 @@ class Checkpoints:
     the best.
 
     background: written while training continues, for which tables, or frames of those on an SSD,
-    are in memory twice meanwhile. whole: checkpoints have all rows of tables on an SSD, so that
-    nothing but the run directory is needed.
+    are in memory twice meanwhile.
     """
 
     every: int | None = None
     keep: int = 3
     background: bool = False
-    whole: bool = False
 
     def __post_init__(self) -> None:
         require(least=1, every=self.every, keep=self.keep)
@@ -203,6 +209,25 @@ class Log:
         require(least=1, every=self.every)
 
 
+class ExtensionSettings:
+    """What the settings of an extension say of a run. Its `Config` is a frozen dataclass of this
+    class, with a default for every field.
+    """
+
+    @property
+    def calibrator(self) -> KINDS:
+        """What the scores of each checkpoint are to pass through last."""
+        return "none"
+
+    def placed(self, placement: Placement) -> Placement:
+        """Returns where tables have their rows, with what the extension says of it."""
+        return placement
+
+    def on_this_machine(self, run: Run) -> Run:
+        """Returns the run without what is not here, so that its checkpoints are scored anywhere."""
+        return run
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A training job.
@@ -216,9 +241,8 @@ class Run:
     device: "cpu", "cuda", "cuda:1", ... precision: of the matrix products, by name or by a recipe
     file, see docs/precision.md. compile: through torch.compile, which takes some tens of seconds at
     the beginning. init_from: the directory of a run to begin with what it learnt, see `warm_start`.
-    calibrate: what scores pass through last, fitted to the valid part with the best checkpoint, so
-    that they are right on average: "logistic" or "isotonic". ssd: a folder on an SSD, for the rows
-    of tables whose `tables.tier` needs one.
+    extensions: name -> settings, of the extensions of which something is set. In a file they are
+    tables beside the others.
     """
 
     run_dir: str
@@ -245,8 +269,9 @@ class Run:
     precision: Precision = dataclasses.field(default_factory=Precision)
     compile: bool = False
     init_from: str | None = None
-    calibrate: KINDS = "none"
-    ssd: str | None = None
+    extensions: Annotated[Mapping[str, ExtensionSettings], OfExtensions()] = dataclasses.field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         if not self.run_dir:
@@ -270,10 +295,30 @@ class Run:
         """Where tables have their rows. No row leaves its frame within the steps at which a run may
         look.
         """
-        folder = None if self.ssd is None else Path(self.ssd)
-        return Placement(
-            device=self.device, folder=folder, window=(1 + MOST_AHEAD) * self.loop.accumulate
-        )
+        window = (1 + MOST_AHEAD) * self.loop.accumulate
+        placement = Placement(device=self.device, window=window)
+        for settings in self.extensions.values():
+            placement = settings.placed(placement)
+        return placement
+
+    @property
+    def calibrator(self) -> KINDS:
+        """What the scores of each checkpoint are to pass through last, as an extension says."""
+        kinds = [settings.calibrator for settings in self.extensions.values()]
+        return next((kind for kind in kinds if kind != "none"), "none")
+
+    def settings_of(self, kind: type[Settings]) -> Settings:
+        """Returns the settings of an extension, defaults where none is set. kind: its `Config`."""
+        own = (settings for settings in self.extensions.values() if isinstance(settings, kind))
+        return next(own, None) or kind()
+
+    def with_settings(self, settings: ExtensionSettings) -> Run:
+        """Returns the run with other settings of an extension."""
+        name = extension_of(settings)
+        extensions = {k: v for k, v in self.extensions.items() if k != name}
+        if settings != type(settings)():
+            extensions[name] = settings
+        return dataclasses.replace(self, extensions=extensions)
 
     def resolved(self, rows: int, in_time_order: bool) -> Run:
         """Returns the same run with every automatic choice made but `threads`.
@@ -345,6 +390,9 @@ class Run:
 
     @classmethod
     def _from(cls, data: dict[str, Any], overrides: dict[str, Any]) -> Run:
+        data, renamed = take_earlier_names(data)
+        for name, value in renamed.items():
+            _override(data, name, value)
         tables = data.get("tables")
         changes_sizes = ("tables.addressing", "tables.overrides")
         if _is_table(tables) and any(name.startswith(changes_sizes) for name in overrides):

@@ -151,19 +151,10 @@ def restore(
             `calibrator_files.load_of_step`.
     """
     run_dir = Path(run_dir)
-    if not (run_dir / "run.toml").exists():
-        raise UserError(
-            f"{run_dir}: not a run directory (no run.toml); give the run_dir of a `sparrow"
-            " train` job"
-        )
-    if (run_dir / "check.parquet").exists():
-        raise UserError(
-            f"{run_dir}: a model folder, not a run directory; give the run that it was exported"
-            " from"
-        )
+    _check_run_dir(run_dir)
     run = Run.load(run_dir / "run.toml", {} if device is None else {"device": device})
-    if run.ssd is not None and not Path(run.ssd).is_dir():  # it is on another machine
-        run = replace(run, ssd=None, tables=run.tables.in_memory)
+    for settings in run.extensions.values():
+        run = settings.on_this_machine(run)
     transforms = Transforms.load(run_dir)
     schema = transforms.schema
     directory = run_dir / "checkpoints"
@@ -178,11 +169,11 @@ def restore(
     run = replace(run, data=replace(run.data, path=str(data_dir)))
     calibrators: tuple[Calibrator, ...] = ()
     log = ""
-    if calibrated and (run.calibrate != "none" or (run_dir / CALIBRATORS).exists()):
+    if calibrated and (run.calibrator != "none" or (run_dir / CALIBRATORS).exists()):
         from sparrow.trained.calibrator_files import load_of_step  # few runs have some
 
         calibrators, log = load_of_step(
-            run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrate
+            run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrator
         )
     model = build(run, schema)
     try:
@@ -203,6 +194,19 @@ def restore(
         calibrators=calibrators,
         calibrated_on=log,
     )
+
+
+def _check_run_dir(run_dir: Path) -> None:
+    if not (run_dir / "run.toml").exists():
+        raise UserError(
+            f"{run_dir}: not a run directory (no run.toml); give the run_dir of a `sparrow"
+            " train` job"
+        )
+    if (run_dir / "check.parquet").exists():
+        raise UserError(
+            f"{run_dir}: a model folder, not a run directory; give the run that it was exported"
+            " from"
+        )
 
 
 def find_log(run_dir: Path, written: str, fingerprint: str | None) -> Path:

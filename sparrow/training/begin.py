@@ -18,6 +18,6 @@ def begin_ranks(run: Run) -> Ranks:
     world = begin_world(run.device, setting.ranks_per_host, setting.timeout_s)
     if world.size == 1:
         return Ranks(run, world)
-    from sparrow.training.many_ranks import ManyRanks
+    from sparrow.training.many_ranks import ManyRanks  # one process needs none of it
 
     return ManyRanks(run, world)

@@ -7,10 +7,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -81,7 +82,9 @@ class Job:
         ranks: the ranks.
         dir: the run's directory.
         say: tells a person.
-        options: what else was asked for, by name: "profile", "probe".
+        options: what else was asked for, by name.
+        identity: what must be equal for a run to go on from a checkpoint.
+        saved: the checkpoint from which the run goes on.
     """
 
     run: Run
@@ -95,6 +98,18 @@ class Job:
     dir: RunDir
     say: Callable[[str], None]
     options: Collection[str] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    saved: Checkpoint | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return torch.device(self.run.device)
+
+    @property
+    def dense(self) -> list[Tensor]:
+        """The dense weights that are trained."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +154,12 @@ class Callback:
     def stage(self, name: str) -> AbstractContextManager[object]:
         """Returns a context around a part of a step. name: one of `STAGES`."""
         return nullcontext()
+
+    def steps_ahead(self) -> int:
+        """Returns for how many coming steps, at most `MOST_AHEAD`, rows are to be looked up before
+        they are needed.
+        """
+        return 0
 
     def look_ahead(self, step: int, waiting: Sequence[Share]) -> None:
         """A step is about to compute, so that the batches of the next ones may be looked at.
@@ -254,6 +275,10 @@ class Callbacks(Callback):
         for member in self._staged:
             stack.enter_context(member.stage(name))
         return stack
+
+    @override
+    def steps_ahead(self) -> int:
+        return max((member.steps_ahead() for member in self.members), default=0)
 
     @override
     def look_ahead(self, step: int, waiting: Sequence[Share]) -> None:

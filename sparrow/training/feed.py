@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparrow.core import Batch
+from sparrow.data.batches.dataset import Dataset
 from sparrow.data.batches.loader import Loader, Share
+from sparrow.distributed import World
+from sparrow.trained.run import Run
 from sparrow.training.dropout import Dropout
 
 
@@ -31,12 +35,14 @@ class Feed:
     A step may look at those of the next. The position is that of what was handed out, not of what
     was looked at. A GPU copies batches beside what it computes, from pinned memory and on a stream
     of their own. drop: which known ids become unknown, see `Dropout`.
+
+    loader: reads the batches.
     """
 
     def __init__(
         self, loader: Loader, accumulate: int, drop: Dropout, device: torch.device
     ) -> None:
-        self._loader = loader
+        self.loader = loader
         self._accumulate = accumulate
         self._drop = drop
         self._device = device
@@ -47,7 +53,7 @@ class Feed:
     def with_time(self) -> None:
         """Let batches have the time of their last row, from the first one on."""
         assert self._shares is None
-        self._loader.with_time()
+        self.loader.with_time()
 
     def peek(self, steps: int = 0) -> list[Share]:
         """Returns what `take` will return, or what it will `steps` later. A GPU may still be
@@ -59,9 +65,9 @@ class Feed:
         while len(self._queue) <= steps:
             if self._queue and not self._queue[-1].shares:
                 return []
-            position = self._loader.state_dict()
-            is_last = self._loader.exhausted
-            self._shares = self._loader.shares() if self._shares is None else self._shares
+            position = self.loader.state_dict()
+            is_last = self.loader.exhausted
+            self._shares = self.loader.shares() if self._shares is None else self._shares
             shares = [
                 self._for_training(share)
                 for share in itertools.islice(self._shares, self._accumulate)
@@ -72,7 +78,7 @@ class Feed:
 
     def _for_training(self, share: Share) -> Share:
         """The share that the loader has just given, as it is trained on."""
-        position = self._loader.state_dict()
+        position = self.loader.state_dict()
         # all batches of a step agree, as one large batch would
         step = (position["batch"] - 1) // self._accumulate
         batch = self._drop(share.batch, position["epoch"], step)
@@ -110,11 +116,31 @@ class Feed:
     @property
     def exhausted(self) -> bool:
         """Whether the epoch has no step left."""
-        return self._queue[0].is_last if self._queue else self._loader.exhausted
+        return self._queue[0].is_last if self._queue else self.loader.exhausted
 
     def state_dict(self) -> dict[str, int]:
         """Returns the loader's position, from which the batches come that were not handed out."""
-        return self._queue[0].position if self._queue else self._loader.state_dict()
+        return self._queue[0].position if self._queue else self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a position, before a batch was looked at."""
+        self.loader.load_state_dict(state)
+
+
+def read_share(
+    run: Run, dataset: Dataset, world: World, split: str, *, shuffle: bool = False
+) -> Loader:
+    """Returns a loader of this rank's share of a part's batches."""
+    settings = run.data
+    return dataset.loader(
+        settings.batch_size,
+        split,
+        shuffle,
+        run.seed,
+        settings.dedup,
+        rank=world.rank,
+        ranks=world.size,
+    )
 
 
 def _keep_for(t: Tensor, stream: torch.cuda.Stream) -> Tensor:

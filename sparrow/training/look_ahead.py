@@ -26,20 +26,24 @@ class LookAhead(Callback):
         tables: the model's.
         ranks: how many there are.
         steps: how many the run has.
+        ahead: for how many coming steps rows are looked up before they are needed.
     """
 
     def __init__(
-        self, run: Run, feed: Feed, tables: Sequence[EmbeddingTables], ranks: int, steps: int
+        self,
+        run: Run,
+        feed: Feed,
+        tables: Sequence[EmbeddingTables],
+        ranks: int,
+        steps: int,
+        ahead: int,
     ) -> None:
         self._feed = feed
         self._tables = tables
         self._steps = steps
         self._is_gpu = torch.device(run.device).type == "cuda"
-        specs = itertools.chain.from_iterable(part.specs for part in tables)
-        components = itertools.chain.from_iterable(spec.components for spec in specs)
-        has_frames = any(component.tier.is_on for component in components) and not run.compile
         self._many = ranks > 1
-        self._depth = max(int(self._many), run.loop.ahead * has_frames)
+        self._depth = max(int(self._many), ahead)
 
     @override
     def look_ahead(self, step: int, waiting: Sequence[Share]) -> None:

@@ -17,8 +17,10 @@ from typing_extensions import override
 
 from sparrow import kernels, sharding
 from sparrow.core import Batch, UserError
+from sparrow.core.comparison import settings_of_each_rank, with_extensions
 from sparrow.core.config import flatten, to_dict
 from sparrow.core.errors import counted
+from sparrow.core.extensions import settings_names
 from sparrow.distributed import Grid, World, check_same
 from sparrow.distributed.mesh import MeshWorld
 from sparrow.distributed.places import EVERYWHERE, place_of
@@ -31,7 +33,7 @@ from sparrow.trained.dense import common_weights, optimizer_state, places
 from sparrow.trained.run import Run
 from sparrow.training.ranks import Ranks, gradients_of, learn
 
-MAY_DIFFER = ("run_dir", "data.path", "init_from", "sharding.plan", "device", "threads", "ssd")
+MAY_DIFFER = ("run_dir", "data.path", "init_from", "sharding.plan", "device", "threads")
 """Settings that ranks may have each for itself: names under which they see the same files (what
 those hold is compared), the device of its kind, and threads, of which nothing that all ranks must
 have in common depends.
@@ -55,8 +57,10 @@ class ManyRanks(Ranks):
 
     @override
     def check_same(self, run: Run, fingerprint: str, step: int) -> None:
-        settings = flatten(to_dict(run, unset=True))
-        held = {name: value for name, value in settings.items() if name not in MAY_DIFFER}
+        complete = with_extensions(run, settings_names())
+        settings = flatten(to_dict(complete, unset=True))
+        may_differ = {*MAY_DIFFER, *settings_of_each_rank()}
+        held = {name: value for name, value in settings.items() if name not in may_differ}
         held |= {
             "device": torch.device(run.device).type,
             "prepared log": fingerprint[:12],

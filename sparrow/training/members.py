@@ -9,7 +9,7 @@ from typing_extensions import override
 from sparrow.core.errors import listed
 from sparrow.core.extensions import callback_modules, modules_elsewhere
 from sparrow.distributed import run_on_rank0
-from sparrow.training.callbacks import Callback, Job
+from sparrow.training.callbacks import Callback, Callbacks, Job
 from sparrow.training.look_ahead import LookAhead
 from sparrow.training.progressive_validation import ProgressiveValidation, count_fitted_rows
 from sparrow.training.table_stats import TableStats
@@ -50,9 +50,11 @@ def callbacks_of(job: Job) -> list[Callback]:
         world, "what the run has elsewhere", lambda: bool(modules_elsewhere(job.dir.path))
     ):
         options.add("elsewhere")
+    of_extensions = Callbacks([module.callback(job) for module in callback_modules(run, options)])
+    ahead = of_extensions.steps_ahead()
     members = [
         FirstWeights(job),
-        LookAhead(run, job.feed, tables, world.size, job.total_steps),
+        LookAhead(run, job.feed, tables, world.size, job.total_steps, ahead),
         ProgressiveValidation(
             world,
             job.dataset.schema.split.negatives,
@@ -61,10 +63,10 @@ def callbacks_of(job: Job) -> list[Callback]:
             job.model.measures,
         ),
         TableStats(world, tables, job.say, run.init_from is not None),
-        *(module.callback(job) for module in callback_modules(run, options)),
+        *of_extensions.members,
     ]
     if "profile" in job.options and job.ranks.leads:
-        from sparrow.training.profiling import Profiler
+        from sparrow.training.profiling import Profiler  # few runs are profiled
 
         members.append(Profiler(job.dir.path))
     return members

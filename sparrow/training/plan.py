@@ -101,6 +101,10 @@ class PlanHooks:
         """
         return ""
 
+    def large_table(self) -> str:
+        """Returns what may help a run without a device whose largest table is too large, or ""."""
+        return ""
+
 
 def hooks_of(plan: Plan) -> list[PlanHooks]:
     """Returns the hooks of the extensions that go along with a run."""

@@ -28,7 +28,7 @@ from sparrow.embeddings.sizes import memory_bytes
 from sparrow.embeddings.stores.folded import FoldedStore
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
-from sparrow.layers.precision import AUTO, computing
+from sparrow.layers.precision import computing
 from sparrow.losses import binary_cross_entropy
 from sparrow.metrics import evaluation, metric_of
 from sparrow.models import MOST_FITTED
@@ -127,80 +127,124 @@ def estimate(
         per_host: how many of them share a host.
         options: what else was asked for, see `Plan`.
     """
-    batch = dataset.first(min(PROBE_ROWS, run.data.batch_size))
     schema = dataset.schema
+    plan = Plan(run=run, dataset=dataset, ranks=ranks, per_host=per_host, options=options)
+    batch = dataset.first(min(PROBE_ROWS, run.data.batch_size))
     specs, (weights, state) = _sizes(run, schema)
     components = _components_of(specs)
-    plan = Plan(run=run, dataset=dataset, ranks=ranks, per_host=per_host, options=options)
     # before the program is measured: libraries of what is fitted and of extensions are a part of it
     fitted = _fitting(run, dataset, batch)
     extras = [need for hooks in hooks_of(plan) for need in hooks.needs(plan, components, batch)]
     let_go()  # what was only needed to get here
     program = resident_bytes()
-    table_bytes = {
-        component.name: memory_bytes(component, component.rows, component.dim)
-        for component in components
+    on_device = torch.device(run.device).type == "cuda"
+    is_copied = run.checkpoint.background or on_device
+    host = {
+        "program": program + _FIRST_STEP,
+        "freed and kept": _HOLES,
+        **_bytes_of_reading(plan, batch),
+        **_bytes_of_judging(plan),
+        FIT: fitted,
+        "a checkpoint": is_copied * (weights + state),
+        **{need.part: need.size for need in extras},
     }
-    grid = Grid(ranks // per_host, per_host)
-    tables_of_ranks = bytes_of_ranks(run, specs, grid)
-    scale = run.data.batch_size / ranks / batch.batch_size
+    gradients = _bytes_of_row_gradients(plan, specs, batch)
+    model = {
+        "tables": _bytes_of_tables(plan, specs),
+        DENSE: 2 * weights + state,
+        "a step": int(gradients),
+        "pairs": 0,
+    }
+    needs = Needs(
+        host=host if on_device else {**host, **model},
+        device=model if on_device else {},
+        largest=_largest(components),
+        flop=6.0 * weights / 4 * run.data.batch_size / ranks,
+        extras=extras,
+    )
+    if not fits(needs, run, per_host):
+        return needs
+    row, fixed, members = _measure_autograd(run, schema, batch)
+    let_go()  # see above
+    autograd_bytes = row * run.data.batch_size / ranks + fixed
+    step = {
+        "a step": int(_STEP * autograd_bytes + gradients),
+        "pairs": _bytes_of_pairs(plan, members),
+    }
+    if on_device:
+        return dataclasses.replace(needs, device=needs.device | step)
+    return dataclasses.replace(needs, host=needs.host | step)
+
+
+def _bytes_of_reading(plan: Plan, batch: Batch) -> dict[str, int]:
+    """Returns what the loaders of both parts take with their batches. batch: some rows."""
+    run = plan.run
+    dataset = plan.dataset
+    rows = run.data.batch_size
+    scale = rows / plan.ranks / batch.batch_size
+    batches = (BATCHES_AHEAD + 2) * int(batch.nbytes * scale)
+    loader = dataset.loader(rows, shuffle=bool(run.data.shuffle), ranks=plan.ranks)
+    valid_loader = dataset.loader(rows, "valid", ranks=plan.ranks)
+    return {
+        "loader": loader.bytes_ahead() + batches,
+        "valid loader": valid_loader.bytes_ahead() + batches,
+    }
+
+
+def _bytes_of_judging(plan: Plan) -> dict[str, int]:
+    """Returns what scores of the valid part take, and the metrics of them."""
+    schema = plan.dataset.schema
+    rows = -(-plan.dataset.rows("valid") // plan.ranks)
+    has_groups = schema.role("group") is not None
+    return {
+        "evaluation": evaluation.scored_bytes(rows, len(schema.labels), has_groups),
+        "metrics": evaluation.judging_bytes(rows),
+    }
+
+
+def _bytes_of_row_gradients(plan: Plan, specs: Sequence[TableSpec], batch: Batch) -> float:
+    """Returns what gradients take of as many table rows as a batch can touch. batch: some rows."""
+    scale = plan.run.data.batch_size / plan.ranks / batch.batch_size
     ids = dict.fromkeys((spec.name for spec in specs), 0.0)
-    for feature in dataset.schema.sparse:
-        table = dataset.schema.columns[feature].table
+    for feature in plan.dataset.schema.sparse:
+        table = plan.dataset.schema.columns[feature].table
         assert table is not None
         ids[table] += batch.ids[feature].values_N.numel() * scale
     gradients = 0.0
     for spec in specs:
         gradients += sum(2 * 4 * c.dim * min(ids[spec.name], c.rows) for c in spec.components)
-    batches = (BATCHES_AHEAD + 2) * int(batch.nbytes * scale)
-    loader = dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), ranks=ranks)
-    valid_loader = dataset.loader(run.data.batch_size, "valid", ranks=ranks)
-    valid_rows = -(-dataset.rows("valid") // ranks)
-    has_groups = schema.role("group") is not None
-    is_copied = run.checkpoint.background or torch.device(run.device).type == "cuda"
-    host_parts = {
-        "program": program + _FIRST_STEP,
-        "freed and kept": _HOLES,
-        "loader": loader.bytes_ahead() + batches,
-        "valid loader": valid_loader.bytes_ahead() + batches,
-        "evaluation": evaluation.scored_bytes(valid_rows, len(schema.labels), has_groups),
-        "metrics": evaluation.judging_bytes(valid_rows),
-        FIT: fitted,
-        "a checkpoint": is_copied * (weights + state),
-        **{need.part: need.size for need in extras},
+    return gradients
+
+
+def _bytes_of_tables(plan: Plan, specs: Sequence[TableSpec]) -> int:
+    """Returns what tables take of the GPU that has most, or for a rank of the host that has
+    most.
+    """
+    per_host = plan.per_host
+    grid = Grid(plan.ranks // per_host, per_host)
+    sizes = bytes_of_ranks(plan.run, specs, grid)
+    if torch.device(plan.run.device).type == "cuda":
+        return max(sizes)
+    firsts = range(0, plan.ranks, per_host)
+    return max(sum(sizes[first : first + per_host]) // per_host for first in firsts)
+
+
+def _bytes_of_pairs(plan: Plan, members: int) -> int:
+    """Returns what pairs take that the loss compares. members: of the model."""
+    run = plan.run
+    dataset = plan.dataset
+    if not run.loss.compares or dataset.schema.role("group") is None:
+        return 0
+    return run.loss.bytes_of(dataset.first(run.data.batch_size), members) // plan.ranks
+
+
+def _largest(components: Sequence[Component]) -> tuple[str, int]:
+    """Returns the table that takes most, with its bytes."""
+    sizes = {
+        component.name: memory_bytes(component, component.rows, component.dim)
+        for component in components
     }
-    host_parts["rows beneath frames"] = max(
-        bytes_of_ranks(run, specs, grid, lambda c, *part: c.tier.beneath_bytes(c, *part))
-    )
-    largest = max(table_bytes.items(), key=lambda item: item[1], default=("", 0))
-    flop = 6.0 * weights / 4 * run.data.batch_size / ranks
-
-    def needs(autograd_bytes: float, compared: int = 0) -> Needs:
-        step = int(_STEP * autograd_bytes + gradients)
-        model = {
-            "tables": max(tables_of_ranks),
-            DENSE: 2 * weights + state,
-            "a step": step,
-            "pairs": compared,
-        }
-        if torch.device(run.device).type == "cuda":
-            return Needs(host=host_parts, device=model, largest=largest, flop=flop, extras=extras)
-        hosts = [
-            sum(tables_of_ranks[first : first + per_host]) // per_host
-            for first in range(0, ranks, per_host)
-        ]
-        host = {**host_parts, **model, "tables": max(hosts)}
-        return Needs(host=host, device={}, largest=largest, flop=flop, extras=extras)
-
-    if not fits(needs(0), run, per_host):
-        return needs(0)
-    row, fixed, members = _measure_autograd(run, schema, batch)
-    let_go()  # see above
-    has_pairs = run.loss.compares and has_groups
-    compared = (
-        run.loss.bytes_of(dataset.first(run.data.batch_size), members) // ranks if has_pairs else 0
-    )
-    return needs(row * run.data.batch_size / ranks + fixed, compared)
+    return max(sizes.items(), key=lambda item: item[1], default=("", 0))
 
 
 def _fitting(run: Run, dataset: Dataset, batch: Batch) -> int:
@@ -213,35 +257,44 @@ def _fitting(run: Run, dataset: Dataset, batch: Batch) -> int:
     )
 
 
-def bytes_of_ranks(
-    run: Run, specs: Sequence[TableSpec], grid: Grid, part_bytes: Callable[..., int] = memory_bytes
-) -> list[int]:
-    """Returns the bytes of memory of tables on every rank, as the run's plan puts them.
+def bytes_of_ranks(run: Run, specs: Sequence[TableSpec], grid: Grid) -> list[int]:
+    """Returns the bytes of memory of tables on every rank, as the run's plan puts them, with maps
+    of ids.
 
     Args:
         run: its settings.
         specs: of all tables.
         grid: the ranks.
-        part_bytes: (component, rows, columns) -> bytes of such a part. With the default, maps of
-            ids count too.
 
     Raises:
         UserError: when the plan is not for these tables, or not for so many ranks.
     """
-    components = _components_of(specs)
-    maps = (
-        sum(spec.addressing.traits.bytes_map for spec in specs) if part_bytes is memory_bytes else 0
-    )
+    maps = sum(spec.addressing.traits.bytes_map for spec in specs)
+    sizes = row_bytes_of_ranks(run, _components_of(specs), grid, memory_bytes)
+    return [maps + size for size in sizes]
+
+
+def row_bytes_of_ranks(
+    run: Run, components: Sequence[Component], grid: Grid, part_bytes: Callable[..., int]
+) -> list[int]:
+    """Returns the bytes of rows on every rank, as the run's plan puts them.
+
+    Args:
+        run: its settings.
+        components: of all tables.
+        grid: the ranks.
+        part_bytes: (component, rows, columns) -> bytes of such a part.
+
+    Raises:
+        UserError: when the plan is not for these tables, or not for so many ranks.
+    """
     copies = 1 + run.checkpoint.background
     if grid.size == 1:
-        return [
-            maps
-            + copies
-            * sum(part_bytes(component, component.rows, component.dim) for component in components)
-        ]
-    from sparrow import sharding
+        parts = (part_bytes(component, component.rows, component.dim) for component in components)
+        return [copies * sum(parts)]
+    from sparrow import sharding  # one process shards nothing
 
-    rank_bytes = [maps] * grid.size
+    rank_bytes = [0] * grid.size
     plan = sharding.plan(run.sharding.plan, components, grid)
     for component in components:
         layout = plan[component.name]
@@ -272,7 +325,7 @@ def check_fits(
 
     Raises:
         UserError: when memory is too small. It names the sum, and the smallest change that would
-            do. Also when a disk is, where tables are on an SSD.
+            do. Also for what an extension finds.
     """
     plan = Plan(run=run, dataset=dataset, ranks=ranks, per_host=per_host, options=options)
     check_extensions(plan)
@@ -289,17 +342,13 @@ def check_fits(
 
 
 def check_settings(plan: Plan) -> None:
-    """Check that the run can judge itself as it is to, and that nothing is left that it cannot
-    choose by itself.
+    """Check that the run can judge itself as it is to.
 
     Raises:
         UserError: when it cannot.
     """
     run = plan.run
     dataset = plan.dataset
-    if run.precision.name == AUTO:
-        remedy = "give Python what apps.numerics.auto.choose_precision returns"
-        raise UserError(f"precision: 'auto' is decided by `sparrow train`; {remedy}")
     monitor = run.loop.monitor
     if metric_of(monitor).needs_groups and dataset.schema.role("group") is None:
         raise UserError(
@@ -360,7 +409,7 @@ def resolved(
     for line in run.tables.unused(rows):
         say(line)
     if run.sharding.plan.endswith(".toml"):
-        from sparrow.sharding.plan import tiers_of
+        from sparrow.sharding.plan import tiers_of  # few runs have a file of a plan
 
         tiers = tiers_of(run.sharding.plan, list(rows))
         run = dataclasses.replace(run, tables=run.tables.placed(tiers, rows))

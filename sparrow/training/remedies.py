@@ -24,7 +24,6 @@ _FEWER = (
     "prepare with a larger min_count or fewer rows, or choose a smaller --tables.format.name, such"
     " as int8"
 )
-_ON_SSD = ", or keep it on an SSD with few frames in memory (--ssd, --tables.tier.name ssd)"
 
 
 def refuse(plan: Plan, needs: Needs) -> NoReturn:
@@ -102,10 +101,7 @@ def first_remedy(plan: Plan, needs: Needs) -> str:
             continue
     table, size = needs.largest
     remedies = {
-        "tables": (
-            f"its largest table, {table!r}, takes {gb(size)}:"
-            f" {_FEWER}{'' if needs.device else _ON_SSD}"
-        ),
+        "tables": (f"its largest table, {table!r}, takes {gb(size)}: {_fewer(needs)}"),
         DENSE: "its weights are what is large: lower several of the model's sizes",
         "evaluation": "its valid part is what is large: prepare with a smaller one",
     }
@@ -116,6 +112,12 @@ def first_remedy(plan: Plan, needs: Needs) -> str:
 def _fits_estimate(run: Run, plan: Plan) -> bool:
     needs = preflight.estimate(run, plan.dataset, plan.ranks, plan.per_host, plan.options)
     return preflight.fits(needs, run, plan.per_host)
+
+
+def _fewer(needs: Needs) -> str:
+    """Returns what makes tables smaller, and what extensions know beside it."""
+    hints = [] if needs.device else [hooks.large_table() for hooks in hooks_of_all()]
+    return ", or ".join([_FEWER, *filter(None, hints)])
 
 
 def _remedies_of_extensions(plan: Plan, needs: Needs) -> list[str]:

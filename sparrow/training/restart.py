@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from sparrow.checkpoint import Checkpoint
-from sparrow.core.config import differences, flatten, to_dict
+from sparrow.core.comparison import settings_differences
+from sparrow.core.config import flatten, from_dict
 from sparrow.trained.build import load_weights
 from sparrow.trained.optimizer_state import read_optimizer
 from sparrow.trained.run import Run
@@ -46,7 +47,7 @@ def with_choices(run: Run, began: Mapping[str, Any], say: Callable[[str], None])
         shares = {name.removeprefix("data.id_dropout."): share for name, share in dropped.items()}
         data = dataclasses.replace(data, id_dropout=shares)
     run = dataclasses.replace(run, threads=run.threads or old["threads"], loop=loop, data=data)
-    for name, now, then in differences(to_dict(run), old):
+    for name, now, then in settings_differences(run, from_dict(Run, dict(began))):
         say(f"resumed with {name} = {now}, it was {then}")
     return run
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from sparrow import checkpoint
 from sparrow.core import UserError
 from sparrow.core.config import to_dict
-from sparrow.core.extensions import modules_elsewhere
+from sparrow.core.extensions import files_of_all, modules_elsewhere
 from sparrow.core.files import PATIENCE_S, cannot_write, comes_into_view, replace_file
 from sparrow.core.workplace import clean
 from sparrow.data.batches.dataset import Dataset
@@ -31,7 +31,7 @@ from sparrow.trained.run import Run
 
 MADE = (
     *("log.jsonl", "results.json", "curves.png", "profile.json", "trace.json.gz", "report.html"),
-    *("probe.safetensors", "numerics.html", "numerics.json", "recipe.toml"),
+    *("numerics.html", "numerics.json", "recipe.toml"),
 )
 LOCK = ".lock"
 
@@ -180,7 +180,10 @@ class RunDir:
         precision: of the run that follows; if `auto` has chosen it, what it wrote stays.
         """
         checkpoint.clear(self.checkpoints)
-        for name in MADE if is_recipe_of(self.path / AUTO_FILE, precision) else (*MADE, AUTO_FILE):
+        names = [*MADE, *files_of_all()]
+        if not is_recipe_of(self.path / AUTO_FILE, precision):
+            names.append(AUTO_FILE)
+        for name in names:
             (self.path / name).unlink(missing_ok=True)
         for name in ("tensorboard", CALIBRATORS):
             shutil.rmtree(self.path / name, ignore_errors=True)
@@ -204,7 +207,7 @@ class RunDir:
         """
         file = self.path / "run.toml"
         folder = self.path / CALIBRATORS
-        if run.calibrate == "none" and folder.exists() and Run.load(file).calibrate != "none":
+        if run.calibrator == "none" and folder.exists() and Run.load(file).calibrator != "none":
             shutil.rmtree(folder)
         self.with_maps(run).save(file)
 
@@ -244,6 +247,7 @@ class RunDir:
                 "tensorboard",
                 CALIBRATORS,
                 *MADE,
+                *files_of_all(),
             ):
                 if (self.path / name).exists():
                     raise UserError(

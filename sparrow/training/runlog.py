@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,28 @@ class RunLog:
             raise cannot_write(self._path, error) from error
         if self._events is not None:
             self._events.close()
+
+
+class Throughput:
+    """How many examples a run learns from in a second, since it was last asked or started.
+
+    examples: how many it had learnt from when this began.
+    """
+
+    def __init__(self, examples: int) -> None:
+        self.start(examples)
+
+    def start(self, examples: int) -> None:
+        """Count from now on, so that what came before is not in the rate."""
+        self._since = time.perf_counter()
+        self._examples = examples
+
+    def rate(self, examples: int) -> float:
+        """Returns the rate, and counts from now on. examples: of the run so far."""
+        before = self._examples
+        since = self._since
+        self.start(examples)
+        return (examples - before) / max(self._since - since, 1e-9)
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:

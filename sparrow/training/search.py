@@ -15,7 +15,7 @@ from typing import Any
 
 from sparrow import data
 from sparrow.core.errors import UserError, require
-from sparrow.core.extensions import modules_elsewhere
+from sparrow.core.extensions import modules_elsewhere, tries_of_all
 from sparrow.core.files import to_json, write_text
 from sparrow.core.workplace import workplace
 from sparrow.metrics import metric_of
@@ -24,17 +24,9 @@ from sparrow.training.defaults import defaults
 from sparrow.training.loop import Listener, train
 from sparrow.training.rundir import LOCK, Held, RunDir, forget
 
-# each is what differs from the defaults; those that gained most on the logs of
-# benchmarks/vs_trees.py come first
-_OF_BLENDS: tuple[dict[str, Any], ...] = (
-    {},
-    {"model.dim": 8, "model.dropout": 0.3},
-    {"model.deep": [256, 256], "model.dropout": 0.2},
-    {"tables.rule.lr": 0.001},
-    {"dense.lr": 0.003},
-    {"model.dim": 32, "model.members": 16},
-)
-_OF_OTHERS: tuple[dict[str, Any], ...] = (
+# of models for which no extension says it; each is what differs from the defaults, and those that
+# gained most on the logs of benchmarks/vs_trees.py come first
+_TRIES: tuple[Mapping[str, Any], ...] = (
     {},
     {"tables.rule.lr": 0.3, "dense.lr": 0.003},
     {"model.name": "deepfm"},
@@ -59,17 +51,16 @@ def tries(prepared: str | Path, settings: Mapping[str, Any]) -> list[dict[str, A
         prepared: the log.
         settings: settings of a person, by dotted name.
     """
-    is_blend = defaults(prepared, settings).get("model.name") == "blend"
+    model = str(defaults(prepared, settings).get("model.name", ""))
+    changes = tries_of_all().get(model, _TRIES)
     fixed = {
         *settings,
         *(["model.name"] if any(name.startswith("model.") for name in settings) else []),
     }
     if "init_from" in settings:  # which has its model
-        for change in (*_OF_BLENDS, *_OF_OTHERS):
+        for change in changes:
             fixed |= {name for name in change if name.startswith("model.")}
-    return [
-        change for change in (_OF_BLENDS if is_blend else _OF_OTHERS) if not fixed & change.keys()
-    ]
+    return [dict(change) for change in changes if not fixed & change.keys()]
 
 
 def search(

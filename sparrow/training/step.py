@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,23 @@ from sparrow.layers.precision import computing
 from sparrow.trained.run import Run
 from sparrow.training.callbacks import Callback, Outcome
 from sparrow.training.ranks import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pass:
+    """What the forward of this rank's share of a batch gave.
+
+    Args:
+        scores_BT: the probabilities, on the host.
+        measures_BM: what the model measures of each row, on the host.
+        loss: times its mass, float64 [].
+        is_spoilt: 1 where a score or a measure is not finite, float64 [].
+    """
+
+    scores_BT: Tensor
+    measures_BM: Tensor | None
+    loss: Tensor
+    is_spoilt: Tensor
 
 
 class Step:
@@ -58,36 +76,16 @@ class Step:
         """
         stage = self.callbacks.stage
         is_late = self.ranks.world.size == 1 and self.device.type != "cpu"
-        own_masses = [share.batch.mass for share in shares]
         total = sum(share.mass for share in shares) or 1.0  # weights may all be 0
-        scores = []
-        measures: list[Tensor | None] = []
-        losses = []
-        spoilt = []
-        for share, own in zip(shares, own_masses, strict=True):
+        passes = []
+        for share in shares:
             is_last = share is shares[-1]
             if is_last and not is_late:
                 self.callbacks.look_ahead(step, shares[-1:])
-            # between forward and backward nobody waits, neither for a device nor for what other
-            # ranks found
             with nullcontext() if is_last else self.ranks.apart(), stage("batch"):
-                with stage("forward"), computing(self.precision, self.device):
-                    loss, scores_BT = self.learn(share.batch)
-                # it is there when the sums below are
-                scores.append(scores_BT.to("cpu", non_blocking=True))
-                is_spoilt = (~scores_BT.isfinite()).any()
-                measures.append(None)
-                if self.model.measures:
-                    measures_BM = self.model.measure()
-                    measures[-1] = measures_BM.to("cpu", non_blocking=True)
-                    is_spoilt |= (~measures_BM.isfinite()).any()
-                losses.append(loss.detach().double() * own)
-                spoilt.append(is_spoilt.double())
-                # backward in any case: a forward without one leaves DDP waiting for gradients, and
-                # it would take those of the next step's first batch for them
-                with stage("backward"):
-                    # together: the mean over all of the step's examples
-                    (loss * (own / total)).backward()
+                passes.append(self._forward_and_backward(share, total))
+        losses = [one.loss for one in passes]
+        spoilt = [one.is_spoilt for one in passes]
         if is_late:
             self.callbacks.look_ahead(step, shares[-1:])
         with stage("guard and clip"):
@@ -114,17 +112,45 @@ class Step:
                     tables.update()
         self.optimizer.zero_grad(set_to_none=True)
         sound = [
-            None if ranks else scores_BT
-            for scores_BT, ranks in zip(scores, spoilt_sums, strict=True)
+            None if ranks else one.scores_BT for one, ranks in zip(passes, spoilt_sums, strict=True)
         ]
         return Outcome(
             scores=sound,
-            measures=measures,
+            measures=[one.measures_BM for one in passes],
             losses=summed,
             norm=norm,
             left_out=left_out,
             flags=flag_sums,
         )
+
+    def _forward_and_backward(self, share: Share, total: float) -> _Pass:
+        """Adds the gradients of a batch. Between forward and backward nobody waits, neither for a
+        device nor for what other ranks found. total: the mass of the step.
+        """
+        stage = self.callbacks.stage
+        own = share.batch.mass
+        with stage("forward"), computing(self.precision, self.device):
+            loss, scores_BT = self.learn(share.batch)
+        is_spoilt = (~scores_BT.isfinite()).any()
+        # it is there when the sums of the step are
+        scores_on_host_BT = scores_BT.to("cpu", non_blocking=True)
+        measures_on_host_BM = None
+        if self.model.measures:
+            measures_BM = self.model.measure()
+            measures_on_host_BM = measures_BM.to("cpu", non_blocking=True)
+            is_spoilt |= (~measures_BM.isfinite()).any()
+        outcome = _Pass(
+            scores_BT=scores_on_host_BT,
+            measures_BM=measures_on_host_BM,
+            loss=loss.detach().double() * own,
+            is_spoilt=is_spoilt.double(),
+        )
+        # backward in any case: a forward without one leaves DDP waiting for gradients, and it would
+        # take those of the next step's first batch for them
+        with stage("backward"):
+            # together: the mean over all of the step's examples
+            (loss * (own / total)).backward()
+        return outcome
 
     def _summed(self, losses: Sequence[float], shares: Sequence[Share]) -> tuple[Tensor, bool]:
         """Returns the sums of loss * mass and of mass, up to a loss that is not finite, and whether

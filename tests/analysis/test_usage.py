@@ -127,7 +127,7 @@ def test_bytes_count_each_place_of_a_row(prepared: Path, tmp_path: Path, tier: s
     """Records once where they lie, and what is in memory beside them. `test_ssd.py` says what the
     latter is.
     """
-    places = {"ssd": str(tmp_path / "disk")} if tier != "host" else {}
+    places = {"tiers.folder": str(tmp_path / "disk")} if tier != "host" else {}
     settings = {
         "data.batch_size": 16,
         "model.dim": 8,

@@ -27,7 +27,7 @@ from sparrow.trained.run import Checkpoints, Loop, Run
 from sparrow.training import preflight, train
 from tests.equivalence.test_ssd import digests
 from tests.extensions.tiers.test_curves import curve_of, zipf_batches
-from tests.runs import small_run
+from tests.runs import on_disk, small_run
 
 DEVICE = Device(reads_per_s=10_000)
 BATCH = 32
@@ -138,9 +138,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_on(wide: Path, folder: Path, *, ssd: bool = True) -> Run:
     loop = Loop(max_steps=60, evaluate_every=30)
-    return small_run(
-        wide, folder / "run", batch_size=BATCH, loop=loop, ssd=str(folder / "disk") if ssd else None
-    )
+    run = small_run(wide, folder / "run", batch_size=BATCH, loop=loop)
+    return on_disk(run, folder / "disk") if ssd else run
 
 
 def test_enough_memory_keeps_all(wide: Path, tmp_path: Path) -> None:
@@ -246,7 +245,7 @@ def test_layouts_of_the_runs_plan_are_kept(wide: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ssd", "remedy"), [(True, "give --memory [0-9]+MB"), (False, "with --ssd, or give")]
+    ("ssd", "remedy"), [(True, "give --memory [0-9]+MB"), (False, "with --tiers.folder, or give")]
 )
 def test_too_little_memory_is_one_line(wide: Path, tmp_path: Path, ssd: bool, remedy: str) -> None:
     run, log = run_on(wide, tmp_path, ssd=ssd), data.open(wide)

@@ -28,7 +28,7 @@ def test_planned_and_trained(
 ) -> None:
     plan = tmp_path / "some.plan.toml"
     given = [
-        "--ssd",
+        "--tiers.folder",
         str(tmp_path / "disk"),
         "--memory",
         "64GiB",
@@ -50,8 +50,9 @@ def test_planned_and_trained(
         "no table is there",
     ):
         assert text in said
-    assert f"sparrow train {setting} --sharding.plan {plan} --ssd {tmp_path / 'disk'}" in " ".join(
-        said.split()
+    assert (
+        f"sparrow train {setting} --sharding.plan {plan} --tiers.folder {tmp_path / 'disk'}"
+        in " ".join(said.split())
     )
     assert {tier.name for tier in read(str(plan)).tiers.values()} == {
         "memory"
@@ -69,7 +70,7 @@ def test_planned_and_trained(
         str(setting),
         "--sharding.plan",
         str(plan),
-        "--ssd",
+        "--tiers.folder",
         str(tmp_path / "disk"),
     ]
     assert main(arguments) == 0
@@ -89,7 +90,7 @@ def test_by_default_beside_the_run_directory(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--memory", "1MB"], "--memory: 1 MB are too few; .*with --ssd"),
+        (["--memory", "1MB"], "--memory: 1 MB are too few; .*with --tiers.folder"),
         (["--memory", "lots"], "--memory: 'lots' is no number of bytes"),
         (["--reads", "0"], "reads"),
         (["--examples", "0"], "examples"),

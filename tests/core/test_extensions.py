@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 import sparrow.extensions
 from sparrow import data
+from sparrow.cli import main
 from sparrow.core import UserError
-from sparrow.core.config import Family
-from sparrow.core.extensions import callback_modules, extensions, modules_elsewhere
+from sparrow.core.config import Family, read_toml, to_dict
+from sparrow.core.extensions import callback_modules, extensions, modules_elsewhere, settings_names
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
-from sparrow.training import Trainer, preflight, search, train
+from sparrow.training import Trainer, preflight, remedies, search, train
+from sparrow.training.look_ahead import LookAhead
 from sparrow.training.rundir import RunDir, forget
 from tests.runs import run_of
 
@@ -26,7 +29,12 @@ from sparrow.core.extensions import Extension
 EXTENSION = Extension(
     members={"sparrow.optimizers": {"still": "optimizer"}},
     applies=lambda run, options: type(run.dense).__module__.endswith("counting.optimizer") or "elsewhere" in options,
+    settings=True,
+    earlier_names={"loop.counts": "by"},
+    may_differ=("notebook",),
     elsewhere={"counting.txt": "away"},
+    files=("counted.json",),
+    tries={"gdcn": ({}, {"dense.name": "still"}, {"model.dim": 4})},
     adapts=lambda run: type(run.dense).__module__.endswith("counting.optimizer"),
     plans=True,
 )
@@ -43,6 +51,30 @@ class Config:
 
     def build(self, parameters):
         return torch.optim.SGD(parameters, lr=self.lr)
+"""
+    ),
+    "settings.py": (
+        """
+import dataclasses
+from typing import Annotated
+from sparrow.core.config import Family
+from sparrow.core.errors import require
+from sparrow.optimizers import adam
+from sparrow.trained.run import ExtensionSettings
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(ExtensionSettings):
+    \"\"\"Steps are counted.
+
+    by: what a step counts. notebook: where a rank writes it down. pencil: that it writes with.
+    \"\"\"
+
+    by: int = 1
+    notebook: str | None = None
+    pencil: Annotated[object, Family("sparrow.optimizers")] = adam.Config()
+
+    def __post_init__(self):
+        require(least=1, by=self.by)
 """
     ),
     "adaptation.py": (
@@ -80,18 +112,23 @@ class Hooks(PlanHooks):
 
     def remedy(self, plan, fits):
         return "count on fingers"
+
+    def large_table(self):
+        return "count it by halves"
 """
     ),
     "callback.py": (
         """
 import gc
+from sparrow.extensions.counting.settings import Config
 from sparrow.training.callbacks import Callback
 from sparrow.training.loop import Trainer
 
 class Counting(Callback):
     steps = 0
 
-    def __init__(self):
+    def __init__(self, by):
+        self.by = by
         self.began = []
 
     def initialize(self):
@@ -100,18 +137,21 @@ class Counting(Callback):
     def begin(self):
         self.began.append("begin")
 
+    def steps_ahead(self):
+        return self.by - 1
+
     def after_step(self, step):
-        self.steps += 1
+        self.steps += self.by
 
     def results(self):
         return {"counted": self.steps, "began": self.began}
 
     def after_run(self, results):
         trainers = [each for each in gc.get_objects() if isinstance(each, Trainer)]
-        return {"trainers": [str(each.dir.path) for each in trainers], "ended": results["counted"]}
+        return {"trainers": [str(each.job.dir.path) for each in trainers], "ended": results["counted"]}
 
 def callback(job):
-    return Counting()
+    return Counting(job.run.settings_of(Config).by)
 """
     ),
     "away.py": (
@@ -174,9 +214,11 @@ def test_an_extension_changes_the_model_and_the_optimizer_of_its_runs(
         **{"dense.name": "still", "dense.lr": 0.5, "model.name": "dcnv2"},
     )
     trainer = Trainer(run)
-    assert trainer.model.model.adapted == trainer.optimizer.adapted == 0.5  # type: ignore[attr-defined]
+    assert trainer.job.model.model.adapted == trainer.job.optimizer.adapted == 0.5  # type: ignore[attr-defined]
     other = Trainer(run_of(prepared, tmp_path / "other", **{"model.name": "dcnv2"}))
-    assert not hasattr(other.model.model, "adapted") and not hasattr(other.optimizer, "adapted")
+    assert not hasattr(other.job.model.model, "adapted") and not hasattr(
+        other.job.optimizer, "adapted"
+    )
 
 
 @pytest.mark.usefixtures("counting")
@@ -220,6 +262,7 @@ def test_an_extension_plans_its_runs(
     )
     with pytest.raises(UserError, match="or count on fingers"):
         preflight.check_fits(plain, log)
+    assert ", or count it by halves" in remedies._fewer(needs)
 
 
 @pytest.mark.usefixtures("counting")
@@ -227,8 +270,91 @@ def test_what_a_run_does_not_use_is_not_loaded(tmp_path: Path, prepared: Path) -
     run = run_of(prepared, tmp_path / "run")
     assert all("counting" not in module.__name__ for module in callback_modules(run, ()))
     assert "sparrow.extensions.counting" in sys.modules
-    unused = ("optimizer", "callback", "adaptation", "plan")
+    unused = ("optimizer", "callback", "adaptation", "plan", "settings")
     assert not {f"sparrow.extensions.counting.{name}" for name in unused} & set(sys.modules)
+
+
+STEPS = {"model.name": "dcnv2", "loop.max_steps": 3}
+
+
+@pytest.mark.usefixtures("counting")
+def test_an_extension_has_settings_of_its_own(tmp_path: Path, prepared: Path) -> None:
+    """A run that sets one has the extension; the file holds them as a table, and a run that goes on
+    says what has changed.
+    """
+    run = run_of(prepared, tmp_path / "run", **STEPS, **{"counting.by": 2})
+    assert Trainer(run).callbacks.member(LookAhead)._depth == 1
+    assert train(run)["counted"] == 6
+    file = tmp_path / "run" / "run.toml"
+    assert read_toml(file)["counting"] == {"by": 2, "pencil": to_dict(run)["dense"]}
+    assert Run.load(file).extensions == run.extensions
+    assert Run.load(file, {"counting.by": 1}).extensions == {}
+    notes: list[str] = []
+    longer = run_of(
+        prepared, tmp_path / "run", **{**STEPS, "loop.max_steps": 5}, **{"counting.notebook": "a"}
+    )
+    train(longer, resume=True, listener=lambda event, values: notes.append(values.get("text", "")))
+    assert "resumed with counting.by = 1, it was 2" in notes
+    assert "resumed with counting.notebook = a, it was None" in notes
+    assert not any("pencil" in note for note in notes)
+    plain = run_of(prepared, tmp_path / "plain", **STEPS)
+    train(plain)
+    assert "counting" not in read_toml(tmp_path / "plain" / "run.toml")
+
+
+@pytest.mark.usefixtures("counting")
+def test_the_settings_of_extensions_are_read_like_all_others(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    begin = 'run_dir = "a"\ndata = { path = "b" }\n'
+
+    def counting(text: str, **flags: object) -> dict[str, object]:
+        file.write_text(begin + text)
+        return dict(to_dict(Run.load(file, flags)).get("counting", {}))
+
+    pencil = {"pencil": to_dict(Run.of(tmp_path))["dense"]}
+    assert counting("[counting]\nby = 2") == {"by": 2, **pencil}
+    assert counting("[counting]\nby = 2", **{"counting.notebook": "a"}) == {
+        "by": 2,
+        "notebook": "a",
+        **pencil,
+    }
+    assert counting("", **{"counting.pencil": "sgd"})["pencil"]["name"] == "sgd"  # type: ignore[index]
+    assert counting("[counting]\nby = 1") == counting("[counting]") == {}
+    # the earlier name
+    assert counting("[loop]\ncounts = 2") == {"by": 2, **pencil}
+    assert counting("", **{"loop.counts": 3}) == {"by": 3, **pencil}
+    assert counting("[counting]\nby = 2", **{"loop.counts": 3}) == {"by": 3, **pencil}
+    assert counting("[loop]\ncounts = 2", **{"counting.by": 1}) == {}
+    both = r"loop.counts, counting.by: two names of one setting; give counting.by alone$"
+    with pytest.raises(UserError, match=f"^{re.escape(str(file))}: {both}"):
+        counting("[loop]\ncounts = 2\n[counting]\nby = 2")
+    with pytest.raises(UserError, match=both):
+        counting("", **{"loop.counts": 3, "counting.by": 2})
+    for text, message in {
+        "[counting]\nbi = 2": "counting.bi: unknown key; known: by, notebook, pencil",
+        "[counting]\nby = 'two'": "counting.by: expected int, got 'two'; write it without quotes",
+        "[counting]\nby = 0": "counting.by: ",
+        "[conting]\nby = 2": "conting: unknown key; did you mean 'counting'?",
+        "[blend]": "blend: unknown key",
+        "counting = 2": "counting: expected a table, got 2",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(message)):
+            counting(text)
+
+
+def test_no_extension_with_settings_is_called_as_a_setting_of_the_run() -> None:
+    assert not {field.name for field in fields(Run)} & set(settings_names())
+
+
+@pytest.mark.usefixtures("counting")
+def test_help_has_the_settings_of_all_extensions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help", "--counting.by", "2"])
+    text = capsys.readouterr().out
+    assert re.search(r"--counting.by +2\n.*--counting.notebook +\(unset\)", text)
+    assert "\ncounting: Steps are counted.\n\nby: what a step counts." in text
+    assert "--counting.pencil.name is one of adagrad, adam, sgd" in text
+    assert re.search(r"--calibration.method +\"none\"", text)
 
 
 @pytest.mark.usefixtures("counting")
@@ -250,3 +376,29 @@ def test_what_a_run_has_elsewhere_goes_with_its_directory(tmp_path: Path, prepar
     assert away.read_text() == str(tmp_path / "heir")
     forget(tmp_path / "heir")
     assert not away.exists()
+
+
+@pytest.mark.usefixtures("counting")
+def test_what_an_extension_wrote_goes_when_a_run_begins_anew(
+    tmp_path: Path, prepared: Path
+) -> None:
+    run = run_of(prepared, tmp_path / "run", **{"loop.max_steps": 1, "model.name": "dcnv2"})
+    file = tmp_path / "run" / "counted.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    with pytest.raises(UserError, match="no run's, and holds counted.json"):
+        train(run)
+    assert file.exists()
+    file.unlink()
+    train(run)
+    file.write_text("{}")
+    train(run, overwrite=True)
+    assert not file.exists()
+
+
+@pytest.mark.usefixtures("counting")
+def test_an_extension_says_what_a_search_tries_for_a_model(prepared: Path) -> None:
+    gdcn = {"model.name": "gdcn"}
+    assert search.tries(prepared, gdcn) == [{}, {"dense.name": "still"}, {"model.dim": 4}]
+    assert search.tries(prepared, {**gdcn, "dense.name": "adam"}) == [{}, {"model.dim": 4}]
+    assert {"tables.rule.lr": 0.015} in search.tries(prepared, {"model.name": "dlrm"})

@@ -1018,7 +1018,7 @@ def test_a_whole_run(
             patch.setattr(memory.Config, "store", lambda tier, *of: Scattered(*of[:3]))
         run = run_of(prepared, tmp_path / "run", choices)
         trainer = Trainer(run)
-        records = [record for one in trainer.tables for record in one.all_records()]
+        records = [record for one in trainer.job.tables for record in one.all_records()]
         held = sum(t.nbytes for r in records for t in r.fields.values())
         held += sum(
             t.nbytes
@@ -1031,7 +1031,7 @@ def test_a_whole_run(
         assert preflight.estimate(resolved, data.open(prepared)).host["tables"] == held
         results = trainer.fit()
         found = restore(tmp_path / "run")
-        for one, other in zip(trainer.tables, tables_of(found.model), strict=True):
+        for one, other in zip(trainer.job.tables, tables_of(found.model), strict=True):
             for mine, its in zip(one.all_records(), other.all_records(), strict=True):
                 assert all(torch.equal(mine.fields[n], its.fields[n]) for n in mine.fields)
                 assert mine.component == its.component
@@ -1040,8 +1040,8 @@ def test_a_whole_run(
         take = stopped.course.take_step
 
         def stop(*arguments: Any) -> Any:
-            if stopped.step == 4:
-                stopped._on_signal(15, None)
+            if stopped.progress.step == 4:
+                stopped.stop.receive(15, None)
             return take(*arguments)
 
         stopped.course.take_step = stop  # type: ignore[method-assign, assignment]
@@ -1053,7 +1053,7 @@ def test_a_whole_run(
         saved = checkpoint.load(tmp_path / "run" / "checkpoints", results["step"])
         rows = {chunk.table: chunk.rows[1] for chunk in saved.chunks()}
     assert rows == {
-        c.name: c.rows for one in trainer.tables for spec in one.specs for c in spec.components
+        c.name: c.rows for one in trainer.job.tables for spec in one.specs for c in spec.components
     }
     if other_store:
         plain = train(run_of(prepared, tmp_path / "plain", choices))
@@ -1184,7 +1184,7 @@ def test_two_components_of_a_log_with_new_ids_begin_with_the_rows_of_the_old_ids
         )
     )
     second.fit()
-    mine, its = first.tables[0], second.tables[0]
+    mine, its = first.job.tables[0], second.job.tables[0]
     for part in ("user.quotient", "user.remainder"):
         old, new = mine.record(part).weight, its.record(part).weight
         assert torch.equal(new[: len(old)], old)

@@ -50,6 +50,7 @@ from sparrow.trained.dense import optimizer_state
 from sparrow.training import many_ranks
 from sparrow.training.loop import Trainer
 from sparrow.training.many_ranks import ManyRanks
+from sparrow.training.progress import Progress
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
 from tests.runs import run_of
@@ -279,14 +280,14 @@ def fit(
 def half(world: World, prepared: str, run_dir: str, changes: dict[str, Any]) -> None:
     """A training job of which one rank is told to stop in the middle, and all do."""
     first = Trainer(run_of(prepared, run_dir, **changes))
-    take, middle = first.course.take_step, first.total_steps // 2
+    take, middle = first.course.take_step, first.job.total_steps // 2
 
     def told(shares: Any, step: int, flags: tuple[bool, bool]) -> Any:
         return take(shares, step, (world.rank == 1 and step == middle, flags[1]))
 
     first.course.take_step = told  # type: ignore[assignment]
-    assert first.fit()["step"] == middle + 1 < first.total_steps
-    first.ranks.world.leave()
+    assert first.fit()["step"] == middle + 1 < first.job.total_steps
+    first.job.ranks.world.leave()
 
 
 def rest(
@@ -295,8 +296,8 @@ def rest(
     """A training job to its end."""
     trainer = Trainer(run_of(prepared, run_dir, **changes), resume=resume)
     results = trainer.fit()
-    trainer.ranks.world.leave()
-    dense = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.job.ranks.world.leave()
+    dense = {name: value.clone() for name, value in trainer.job.model.state_dict().items()}
     return {"results": results, "dense": dense}
 
 
@@ -317,7 +318,7 @@ def fit_spoilt(
     learn, calls, apiece = (
         trainer.course.take_step.learn,
         itertools.count(),
-        trainer.run.loop.accumulate,
+        trainer.job.run.loop.accumulate,
     )
 
     def spoiling(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -332,8 +333,8 @@ def fit_spoilt(
 
     trainer.course.take_step.learn = spoiling
     results = trainer.fit()
-    trainer.ranks.world.leave()
-    dense = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.job.ranks.world.leave()
+    dense = {name: value.clone() for name, value in trainer.job.model.state_dict().items()}
     return {"results": results, "dense": dense}
 
 
@@ -575,7 +576,7 @@ def waits(
         for name in HOST:
             patch.setattr(torch.Tensor, name, watched(name, getattr(torch.Tensor, name)))
         trainer.fit()
-    trainer.ranks.world.leave()
+    trainer.job.ranks.world.leave()
     return sorted(set(seen))
 
 
@@ -627,8 +628,8 @@ def launched(
         patch.setattr(MeshWorld, "has_lanes", lanes)
         trainer = Trainer(run_of(prepared, run_dir, **changes))
         results = trainer.fit()
-        order = list(trainer.ranks.world.launched)
-        trainer.ranks.world.leave()
+        order = list(trainer.job.ranks.world.launched)
+        trainer.job.ranks.world.leave()
     return order, results["valid"]
 
 
@@ -701,7 +702,7 @@ def settled(
         patch.setattr(auto, "_try", lambda *what: pytest.fail("it trained"))
         again = auto.choose_precision(run, resume=True, overwrite=False).precision
         for more in ({"compile": True}, {"sharding.ranks_per_host": 1}):
-            if "ssd" in changes or "compile" in more:
+            if "tiers.folder" in changes or "compile" in more:
                 with pytest.raises(UserError) as error:
                     auto.choose_precision(
                         run_of(prepared, run_dir, **changes | more), resume=False, overwrite=True
@@ -727,22 +728,23 @@ def agreed(
     trainer = Trainer(
         run_of(prepared, run_dir, **settings[world.rank % len(settings)]), listener=hear
     )
-    fitted = getattr(trainer.model.model, "fit", None)
+    fitted = getattr(trainer.job.model.model, "fit", None)
     if fitted is not None:
-        trainer.model.model.fit = lambda *of: (fits.append(world.rank), fitted(*of))
-    save, last = trainer.save, trainer.total_steps
+        trainer.job.model.model.fit = lambda *of: (fits.append(world.rank), fitted(*of))
+    save, last = trainer.checkpointer.save, trainer.job.total_steps
 
-    def drift() -> None:
-        if drifts and world.rank == world.size - 1 and trainer.step == last != trainer.saved_step:
+    def drift(progress: Progress) -> None:
+        is_new = progress.step == last != trainer.checkpointer.saved_step
+        if drifts and world.rank == world.size - 1 and is_new:
             with torch.no_grad():
-                trainer.dense[0].mul_(1 + 1e-6)
-        save()
+                trainer.job.dense[0].mul_(1 + 1e-6)
+        save(progress)
 
-    trainer.save = drift  # type: ignore[method-assign]
+    trainer.checkpointer.save = drift  # type: ignore[method-assign]
     results = trainer.fit()
-    trainer.ranks.world.leave()
-    dense = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    state = optimizer_state(trainer.model, trainer.optimizer)
+    trainer.job.ranks.world.leave()
+    dense = {name: value.clone() for name, value in trainer.job.model.state_dict().items()}
+    state = optimizer_state(trainer.job.model, trainer.job.optimizer)
     kept = {":".join(names): value.clone() for names, value in state.items()}
     parts = results["best"].get("parts", {})
     return {

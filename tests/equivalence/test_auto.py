@@ -29,7 +29,7 @@ def test_ranks_settle_on_one_recipe(
 ) -> None:
     """That of rank 0's times, from what both have seen; then it is read and not chosen."""
     disk = tmp_path / "disk"
-    more = {"tables.tier.name": "ssd", "ssd": str(disk)} if tier == "ssd" else {}
+    more = {"tables.tier.name": "ssd", "tiers.folder": str(disk)} if tier == "ssd" else {}
     found = ranks(2).run(cases.settled, str(prepared), str(tmp_path / "run"), SETTINGS | more)
     for first, again, _, _ in found:
         assert first.name == "bf16" and first.sites

@@ -215,8 +215,8 @@ def fit(
         listener=lambda event, values: said.append(values.get("text", "")),
     )
     results = trainer.fit()
-    trainer.ranks.world.leave()
-    records = [record for tables in trainer.tables for record in tables.all_records()]
+    trainer.job.ranks.world.leave()
+    records = [record for tables in trainer.job.tables for record in tables.all_records()]
     mine = sum(t.nbytes for record in records for t in record.buffers())
     rounded = {record.component.name: record.rounded for record in records if record.rounded}
     return {"told": results["tables"], "mine": mine, "rounded": rounded, "said": said}

@@ -141,7 +141,7 @@ def trained(world: World, prepared: str, place: str, resume: bool, killed: bool)
             results = finish(trainer.callbacks.finishing, trainer.fit())
         except Kill:
             results = {}
-        trainer.ranks.world.leave()
+        trainer.job.ranks.world.leave()
     return {"hooks": member.hooks, "results": results, "loaded": member.loaded, "notes": notes}
 
 

@@ -26,6 +26,7 @@ from sparrow.layers.dropout import drops
 from sparrow.trained.build import tables_of
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
+from sparrow.training.feed import read_share
 from sparrow.training.loop import Trainer
 from tests.data.grouped import SCHEMA, prepared_sessions
 from tests.equivalence import cases
@@ -77,11 +78,11 @@ def train_with(prepared: str, place: Path, seed: int, changes: dict[str, Any]) -
     assert global_states() == before
     rows = [
         field
-        for tables in trainer.tables
+        for tables in trainer.job.tables
         for record in tables.all_records()
         for field in record.fields.values()
     ]
-    return [*trainer.model.state_dict().values(), *rows]
+    return [*trainer.job.model.state_dict().values(), *rows]
 
 
 def assert_no_global_draw(prepared: str, place: Path, changes: dict[str, Any]) -> None:
@@ -105,7 +106,7 @@ DRAWN = {
     "order": {"data.shuffle": True, "data.batch_size": 3000, "loop.epochs": 3},
     "ids": {"data.id_dropout": {"item": 0.3, "history": 0.5}},
     "pairs": {"loss.name": "pairwise"},
-    "calibrated": {"calibrate": "isotonic"},
+    "calibrated": {"calibration.method": "isotonic"},
 }
 
 
@@ -132,12 +133,13 @@ def learn_and_judge(
     """A job's dense weights, and the scores of this rank's rows of each batch of the valid part."""
     trainer = Trainer(run_of(prepared, place, **changes))
     trainer.fit()
-    trainer.model.eval()
+    trainer.job.model.eval()
     with torch.no_grad():
-        scores = [trainer.score(batch) for batch in trainer._reader("valid")]
-    trainer.ranks.world.leave()
+        loader = read_share(trainer.job.run, trainer.job.dataset, world, "valid")
+        scores = [trainer.evaluator.score(batch) for batch in loader]
+    trainer.job.ranks.world.leave()
     return {
-        "dense": {name: value.clone() for name, value in trainer.model.state_dict().items()},
+        "dense": {name: value.clone() for name, value in trainer.job.model.state_dict().items()},
         "scores": scores,
     }
 

@@ -20,6 +20,7 @@ from sparrow.core.config import Family
 from sparrow.distributed import World
 from sparrow.metrics import evaluate
 from sparrow.trained.scorer import restore
+from sparrow.training.feed import read_share
 from sparrow.training.loop import Trainer
 from tests.equivalence.pool import Pool
 from tests.runs import run_of
@@ -66,10 +67,11 @@ def judge(
     for name, changes in jobs.items():
         trainer = Trainer(run_of(prepared, f"{place}/{name}", **changes))
         results = trainer.fit()
-        trainer.model.eval()
+        trainer.job.model.eval()
         with torch.no_grad():
-            scores = [trainer.score(batch) for batch in trainer._reader("valid")]
-        trainer.ranks.world.leave()
+            loader = read_share(trainer.job.run, trainer.job.dataset, world, "valid")
+            scores = [trainer.evaluator.score(batch) for batch in loader]
+        trainer.job.ranks.world.leave()
         judged[name] = results, scores
     return judged
 

@@ -92,7 +92,7 @@ def run_on(world: World, prepared: str, place: str, settings: dict[str, Any]) ->
     with member():
         trainer = Trainer(run_of(prepared, place, **SETTINGS, **settings))
         results = trainer.fit()
-        trainer.ranks.world.leave()
+        trainer.job.ranks.world.leave()
     return results
 
 
@@ -142,13 +142,13 @@ def killed(world: World, prepared: str, place: str, resume: bool) -> list[dict[s
 
         def record_and_die(advance: Advance) -> None:
             record(advance)
-            if trainer.step == 6 and not resume:
+            if trainer.progress.step == 6 and not resume:
                 raise Kill
 
         trainer.record = record_and_die  # type: ignore[method-assign]
         with suppress(Kill):
             trainer.fit()
-        trainer.ranks.world.leave()
+        trainer.job.ranks.world.leave()
     keys = ("step", "event", "perplexity", "auc")
     return [{key: record.get(key) for key in keys} for record in read(Path(place))]
 

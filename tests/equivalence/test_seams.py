@@ -85,12 +85,12 @@ def grown(world: World, prepared: str, place: str, resume: bool, killed: bool) -
             results = trainer.fit()
         except Kill:
             results = {}
-        trainer.ranks.world.leave()
-    dense = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        trainer.job.ranks.world.leave()
+    dense = {name: value.clone() for name, value in trainer.job.model.state_dict().items()}
     return {
         "dense": dense,
-        "step": trainer.step,
-        "examples": trainer.examples,
+        "step": trainer.progress.step,
+        "examples": trainer.progress.examples,
         "batches": results.get("batches"),
     }
 
@@ -213,8 +213,8 @@ def divided_run(
         }
         trainer = Trainer(run_of(prepared, place, **settings), resume=resume)
         results = trainer.fit()
-        trainer.ranks.world.leave()
-        shape = list(trainer.model.model.weight.shape)
+        trainer.job.ranks.world.leave()
+        shape = list(trainer.job.model.model.weight.shape)
     return {"valid": results["valid"], "shape": shape}
 
 
@@ -275,9 +275,11 @@ def test_a_model_brings_its_loss(
     untrained = build.untrained
     monkeypatch.setattr(build, "untrained", lambda *given: Balanced(untrained(*given)))
     trainer = Trainer(run_of(prepared, tmp_path / "balanced", **SETTINGS))
-    assert isinstance(trainer.model.model, BringsLoss)
+    assert isinstance(trainer.job.model.model, BringsLoss)
     trainer.fit()
-    batch = plain.dataset.first(512)
+    batch = plain.job.dataset.first(512)
     with torch.no_grad():
-        large, small = (float(of.model.eval()(batch).square().mean()) for of in (plain, trainer))
+        large, small = (
+            float(of.job.model.eval()(batch).square().mean()) for of in (plain, trainer)
+        )
     assert small < 0.8 * large

@@ -169,7 +169,7 @@ def test_a_rank_without_room_for_blocks_is_named(
     (tmp_path / "file").touch()
     (tmp_path / "ssd").mkdir()
     settings = [
-        {**SETTINGS, "tables.tier.name": "ssd", "ssd": str(tmp_path / name)}
+        {**SETTINGS, "tables.tier.name": "ssd", "tiers.folder": str(tmp_path / name)}
         for name in ("ssd", "file")
     ]
     found = ranks(2).run(cases.refused, str(prepared), str(tmp_path / "run"), settings)
@@ -177,7 +177,7 @@ def test_a_rank_without_room_for_blocks_is_named(
     assert line.startswith(
         f"rank 1 on {socket.gethostname()}: {tmp_path}/file: no folder can be made"
     ), line
-    assert line.endswith("name another folder with --ssd")
+    assert line.endswith("name another folder with --tiers.folder")
 
 
 def test_ranks_begin_tables_with_the_same_vectors(

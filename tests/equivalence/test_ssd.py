@@ -175,8 +175,10 @@ def fit(
     """The files of the last checkpoint, and how many rows left frames."""
     trainer = Trainer(run_of(prepared, run_dir, **SETTINGS | changes), resume=resume)
     trainer.fit()
-    trainer.ranks.world.leave()
-    stores = [ssd_of(record.store) for tables in trainer.tables for record in tables.all_records()]
+    trainer.job.ranks.world.leave()
+    stores = [
+        ssd_of(record.store) for tables in trainer.job.tables for record in tables.all_records()
+    ]
     left = sum(store.left for store in stores if store)
     saved = checkpoint.load(Path(run_dir) / "checkpoints")
     parts = {
@@ -252,7 +254,7 @@ def test_runs_on_one_rank(wide: Path, tmp_path: Path, case: str, every_way: bool
     )
     ways = ((0, few), (1 + number // 3 % 3, wider), (4, few))
     for depth, how in ways if every_way else ways[number % 3 :][:1]:
-        on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "loop.ahead": depth} | how
+        on_ssd = ON_SSD | {"tiers.folder": str(tmp_path / "disk"), "tiers.prefetch": depth} | how
         got, left = fit(World(), str(wide), str(tmp_path / f"ssd{depth}"), changes | on_ssd)
         assert got == want and left > (30 if how is few else 10)  # `lfu` lets few leave
     if every_way or number % 3 == 0:
@@ -275,7 +277,7 @@ def test_batches_that_are_not_finite(
     prepare = Feed._for_training
 
     def spoilt(self: Feed, share: Share) -> Share:
-        position, found = self._loader.state_dict()["batch"], prepare(self, share)
+        position, found = self.loader.state_dict()["batch"], prepare(self, share)
         if position % 7 not in (2, 3):
             return found
         dense_BC = found.batch.dense_BC.clone()
@@ -291,9 +293,9 @@ def test_batches_that_are_not_finite(
         how = {
             "tables.tier.policy": policy,
             "tables.tier.fraction": fraction,
-            "ssd": str(tmp_path / "disk"),
+            "tiers.folder": str(tmp_path / "disk"),
         }
-        how |= {"loop.ahead": depth}
+        how |= {"tiers.prefetch": depth}
         got, left = fit(World(), str(wide), str(tmp_path / f"ssd{depth}"), changes | ON_SSD | how)
         assert got == want and left > 10
 
@@ -312,7 +314,7 @@ def test_rows_of_groups_looked_up_once(tmp_path: Path) -> None:
     for name in ("memory", "ssd", "off"):
         how = {
             "memory": {},
-            "ssd": ON_SSD | {"ssd": str(tmp_path / "disk")},
+            "ssd": ON_SSD | {"tiers.folder": str(tmp_path / "disk")},
             "off": {"data.dedup": "off"},
         }[name]
         fits[name] = fit(World(), str(tmp_path / "prepared"), str(tmp_path / name), changes | how)
@@ -338,7 +340,7 @@ def test_ways_to_read_and_write(
     else:
         options = {"chance": Random(7)} if way == "reference" else {}
         monkeypatch.setattr(of_ssd, "Blocks", partial(Blocks, way=way, **options))
-    few = ON_SSD | {"tables.tier.fraction": 0.05, "ssd": str(tmp_path / "disk")}
+    few = ON_SSD | {"tables.tier.fraction": 0.05, "tiers.folder": str(tmp_path / "disk")}
     longer = {"loop.max_steps": 40}
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), longer)
     with held:
@@ -352,7 +354,7 @@ ROWS_OF = [{"tables.format.name": "fp16"}, CACHED, CACHED | LFU]
 @pytest.mark.slow
 @pytest.mark.parametrize("of", ROWS_OF)
 def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path, of: dict[str, Any]) -> None:
-    on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk")}
+    on_ssd = ON_SSD | {"tiers.folder": str(tmp_path / "disk")}
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), of)
     tiers: list[dict[str, Any]] = [{}, on_ssd, {**on_ssd, "tables.tier.fraction": 1.0}]
     for begin in tiers:
@@ -377,13 +379,13 @@ def test_a_run_goes_to_another_tier_and_back(
     """Again and again, and every bit comes back."""
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), of)
     for number, steps in enumerate((7, 10, 15, 24)):
-        tier = {} if number % 2 else ON_SSD | {"ssd": str(tmp_path / "disk")}
+        tier = {} if number % 2 else ON_SSD | {"tiers.folder": str(tmp_path / "disk")}
         how = of | tier | {"loop.max_steps": steps}
         got, _ = fit(World(), str(wide), str(tmp_path / "to and fro"), how, resume=number > 0)
     assert all(got[name] == of for name, of in want.items() if "progressive" not in name)
 
 
-HOST = {"tables.tier.name": "host", "tables.tier.fraction": 0.1, "loop.ahead": 2}
+HOST = {"tables.tier.name": "host", "tables.tier.fraction": 0.1, "tiers.prefetch": 2}
 
 
 @pytest.mark.parametrize(
@@ -405,11 +407,11 @@ def test_rows_of_the_host_beneath_frames(wide: Path, tmp_path: Path, case: str) 
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), CASES[case])
     got, left = fit(World(), str(wide), str(tmp_path / "host"), CASES[case] | HOST)
     assert got == want and left > 30
-    on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk")}
+    on_ssd = ON_SSD | {"tiers.folder": str(tmp_path / "disk")}
     over = HOST | {
         "tables.tier.beneath.name": "ssd",
         "tables.tier.beneath.fraction": 0.4,
-        "ssd": str(tmp_path / "disk"),
+        "tiers.folder": str(tmp_path / "disk"),
     }
     for tier, steps in ((HOST, 3), (on_ssd, 6), (over, 9), (on_ssd, 12), (over, 40)):
         how = (
@@ -458,14 +460,17 @@ def test_runs_on_many_ranks(
     }
     changes["loop.max_steps"] = 12
     want = ranks(size).run(fit, str(wide), str(tmp_path / "memory"), changes)
-    on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "tables.tier.fraction": 0.1 * size / 2}
+    on_ssd = ON_SSD | {
+        "tiers.folder": str(tmp_path / "disk"),
+        "tables.tier.fraction": 0.1 * size / 2,
+    }
     got = ranks(size).run(fit, str(wide), str(tmp_path / "ssd"), changes | on_ssd)
     assert got[0][0] == want[0][0] and sum(left for _, left in got) > 0
     if size == 2:
         over = {
             "tables.tier.beneath.name": "ssd",
             "tables.tier.beneath.fraction": 0.4,
-            "ssd": str(tmp_path / "disk"),
+            "tiers.folder": str(tmp_path / "disk"),
         }
         got = ranks(size).run(fit, str(wide), str(tmp_path / "over"), changes | HOST | over)
         assert got[0][0] == want[0][0] and sum(left for _, left in got) > 0
@@ -489,7 +494,7 @@ def test_runs_on_many_ranks(
 def finished(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The same run in memory and on an SSD."""
     place = tmp_path_factory.mktemp("finished")
-    for name, tier in (("memory", {}), ("ssd", ON_SSD | {"ssd": str(place / "disk")})):
+    for name, tier in (("memory", {}), ("ssd", ON_SSD | {"tiers.folder": str(place / "disk")})):
         fit(World(), str(wide), str(place / name), tier)
     return [place / "memory", place / "ssd"]
 
@@ -534,7 +539,7 @@ def test_what_a_run_has_learnt_is_read_by_all(
     """
     plain, place = map(str, finished)
     disk = finished[0].parent / "disk"
-    on_ssd = ON_SSD | {"ssd": str(disk)}
+    on_ssd = ON_SSD | {"tiers.folder": str(disk)}
     batch = next(iter(data.open(wide).loader(64, "valid")))
     want = restore(plain).scores(batch)
     found = restore(place)

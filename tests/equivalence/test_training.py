@@ -510,7 +510,7 @@ def test_calibrators_of_many_ranks_are_those_that_one_process_fits(
         "--data.batch_size",
         "500",
     ]
-    command += ["--calibrate", "isotonic"]
+    command += ["--calibration.method", "isotonic"]
     assert ranks(3).run(cases.commanded, [command] * 3) == [""] * 3
     (path,) = (tmp_path / "run" / "calibrators").iterdir()
     of_ranks, results = (

@@ -120,9 +120,9 @@ def test_one_process_reads_what_many_wrote(
     many, before = whole(2), torch.get_num_threads()
     saved = checkpoint.load(many.dir / "checkpoints")
     trainer = many.trainer(resume=True)
-    load_weights(trainer.model, saved)
+    load_weights(trainer.job.model, saved)
     torch.set_num_threads(before)
-    rows = {r.name: r for tables in trainer.tables for r in tables.all_records()}
+    rows = {r.name: r for tables in trainer.job.tables for r in tables.all_records()}
     seen = dict.fromkeys(rows, 0)
     for chunk in saved.chunks():
         for name, values in chunk.fields.items():

@@ -153,7 +153,7 @@ def test_a_full_disk(
 
 def opened(made: Trainer) -> dict[Path, int]:
     """The files of a run, and where they are open."""
-    stores = [record.store for tables in made.tables for record in tables.all_records()]
+    stores = [record.store for tables in made.job.tables for record in tables.all_records()]
     found = [
         store._opened.file for store in stores if isinstance(store, SsdStore) and store._opened
     ]

@@ -73,7 +73,11 @@ def rank(prepared: str, place: Path, points: list[Point], begins: bool, steps: i
         timer.start()
     elif who == me:
         count(kind, at)
-    on_ssd = {"tables__tier__name": "ssd", "ssd": str(place / "disk"), "loop__max_steps": steps}
+    on_ssd = {
+        "tables__tier__name": "ssd",
+        "tiers__folder": str(place / "disk"),
+        "loop__max_steps": steps,
+    }
     return trains(prepared, place / "run", checkpoint__background=attempt % 3 == 1, **on_ssd)
 
 

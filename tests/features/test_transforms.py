@@ -108,6 +108,22 @@ def test_labels(values: list, positive: str | None, want: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "positive", "negative", "says"),
+    [
+        (["no", "Yes"], "yes", "no", "'Yes' is neither 'yes' nor 'no'; mend it, or leave columns"),
+        (["yes", "maybe"], "yes", "no", "'maybe' is neither"),
+        ([1, 3], "2", "1", "3 is neither '2' nor '1'"),
+    ],
+)
+def test_a_label_of_two_values_has_no_third(
+    values: list, positive: str, negative: str, says: str
+) -> None:
+    with pytest.raises(UserError, match=f"label 'x', row 51: {says}"):
+        one("label", values, positive=positive, negative=negative)
+    assert one("label", values, positive=positive) in ([0, 0], [1, 0])
+
+
+@pytest.mark.parametrize(
     ("kind", "values", "words"),
     [
         ("label", [0, 2], r"label 'x', row 51: 2; .*positive"),

@@ -93,11 +93,11 @@ def test_first_predictions_are_base_rates(
             make(rare, tmp_path, model=config, seed=seed, precision=Precision(precision))
         )
         with torch.no_grad():
-            found = evaluate_labels(trainer.score, [log.first(ROWS)], range(2))
+            found = evaluate_labels(trainer.evaluator.score, [log.first(ROWS)], range(2))
         # small models: a few random weights
         assert [one["ne"] for one in found] == pytest.approx([1, 1], abs=0.2)
         with torch.no_grad():
-            logits_1T = trainer.model.eval()(empty(log.schema))
+            logits_1T = trainer.job.model.eval()(empty(log.schema))
         torch.testing.assert_close(logits_1T[0], torch.tensor(log.log_odds()), rtol=1e-4, atol=1e-4)
 
 

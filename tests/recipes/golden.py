@@ -93,6 +93,7 @@ def losses(
     """Of a run. on_ranks: has so many ranks run a command (under torchrun)."""
     settings = {"data.path": str(prepared), "run_dir": str(run_dir), **SETTINGS, **case.settings}
     if case.ssd:
+        # the name of before `tiers.folder`, which the other checkout may not know
         settings["ssd"] = str(run_dir.parent / "ssd")
     recipe = logs.RECIPES / f"{case.recipe}.toml"
     if case.ranks > 1:

@@ -105,16 +105,16 @@ def test_a_run_holds_every_labels_metrics(two: Path, tmp_path: Path) -> None:
 
 def test_the_valid_part_is_scored_once(two: Path, tmp_path: Path) -> None:
     trainer, scored = Trainer(small_run(two, tmp_path, batch_size=100)), []
-    score = trainer.score
-    trainer.score = lambda batch: scored.append(batch.batch_size) or score(batch)  # type: ignore[func-returns-value]
+    score = trainer.evaluator.score
+    trainer.evaluator.score = lambda batch: scored.append(batch.batch_size) or score(batch)  # type: ignore[func-returns-value]
     trainer.fit()
     assert sum(scored) == data.open(two).rows("valid")
 
 
 def test_a_second_label_that_diverged_is_not_overlooked(two: Path, tmp_path: Path) -> None:
     trainer = Trainer(small_run(two, tmp_path, batch_size=100))
-    score = trainer.score
-    trainer.score = lambda batch: score(batch) * torch.tensor([1.0, float("nan")])
+    score = trainer.evaluator.score
+    trainer.evaluator.score = lambda batch: score(batch) * torch.tensor([1.0, float("nan")])
     with pytest.raises(UserError, match="scores are not finite"):
         trainer.fit()
 
@@ -222,7 +222,7 @@ def test_a_row_that_lacks_a_label_is_not_trained_on_for_it(
     )
 
     def reference(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        logits_BT, total = other.model(batch), torch.zeros(())
+        logits_BT, total = other.job.model(batch), torch.zeros(())
         for label, (s_B, y_B) in zip(
             log.schema.labels, zip(logits_BT.T, batch.labels_BT.T, strict=True), strict=True
         ):
@@ -235,7 +235,7 @@ def test_a_row_that_lacks_a_label_is_not_trained_on_for_it(
     other.course.take_step.learn = reference
     results, want = trained.fit(), other.fit()
     assert results["valid"] == pytest.approx(want["valid"], rel=1e-5)
-    for one, two_ in zip(trained.model.parameters(), other.model.parameters(), strict=True):
+    for one, two_ in zip(trained.job.model.parameters(), other.job.model.parameters(), strict=True):
         torch.testing.assert_close(one, two_, rtol=1e-4, atol=1e-5)
     valid = rows_of(log, "valid")
     known = ~valid.labels_BT[:, 1].isnan()

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from sparrow.cli import main
 from sparrow.core import UserError
-from sparrow.core.config import write_toml
+from sparrow.core.config import read_toml, to_dict, write_toml
 from sparrow.extensions.low_precision.recipe import Recipe
 from sparrow.layers.precision import Precision
 from sparrow.models import dlrm
 from sparrow.optimizers import adam
 from sparrow.trained.run import Run, Schedule
+from sparrow.trained.scorer import restore
 from sparrow.training import train
 from tests.runs import small_run
 
@@ -121,3 +123,88 @@ def test_a_recipe_file_is_named_from_the_run_file_or_the_command_line(
     # the same name too stands for all sites: else a run would seem to go on in it
     for name in ("bf16", "fp32"):
         assert Run.load(tmp_path / "saved.toml", {"precision": name}).precision == Precision(name)
+
+
+BEFORE = """
+run_dir = "r"
+calibrate = "isotonic"
+ssd = "/fast"
+
+[data]
+path = "log"
+
+[loop]
+epochs = 2
+ahead = 3
+
+[checkpoint]
+keep = 1
+whole = true
+"""
+NOW = {
+    "calibration": {"method": "isotonic"},
+    "tiers": {"folder": "/fast", "full_checkpoints": True, "prefetch": 3},
+}
+
+
+def test_settings_keep_their_earlier_names(tmp_path: Path) -> None:
+    """In a run file, as flags and in a dictionary. What is written has those of today."""
+    file = tmp_path / "run.toml"
+    file.write_text(BEFORE)
+    run = Run.load(file)
+    assert {name: to_dict(settings) for name, settings in run.extensions.items()} == NOW
+    assert run.loop.epochs == 2 and run.checkpoint.keep == 1
+    run.save(tmp_path / "saved.toml")
+    saved = read_toml(tmp_path / "saved.toml")
+    assert {name: saved[name] for name in NOW} == NOW
+    assert not {"calibrate", "ssd"} & saved.keys()
+    assert "ahead" not in saved["loop"] and "whole" not in saved["checkpoint"]
+    assert Run.load(tmp_path / "saved.toml") == run
+    given = {"calibrate": "isotonic", "ssd": "/fast", "loop.ahead": 3, "checkpoint.whole": True}
+    others = {"run_dir": "r", "loop.epochs": 2, "checkpoint.keep": 1}
+    assert Run.of("log", {**given, **others}) == run
+    # a flag, of today or before, is for what the file has, of today or before
+    assert Run.load(file, {"calibration.method": "none", "tiers.folder": "/other"}).extensions == (
+        Run.load(tmp_path / "saved.toml", {"calibrate": "none", "ssd": "/other"}).extensions
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "today"),
+    [
+        ("calibrate", "calibration.method"),
+        ("ssd", "tiers.folder"),
+        ("checkpoint.whole", "tiers.full_checkpoints"),
+        ("loop.ahead", "tiers.prefetch"),
+    ],
+)
+def test_both_names_of_a_setting_are_an_error(tmp_path: Path, before: str, today: str) -> None:
+    both = f"{before}, {today}: two names of one setting; give {today} alone"
+    with pytest.raises(UserError, match=f"^{both}$"):
+        Run.of("log", {before: "none", today: "none"})
+    file = tmp_path / "run.toml"
+    file.write_text(f'{before} = "none"\n{today} = "none"\nrun_dir = "r"\ndata.path = "log"')
+    with pytest.raises(UserError, match=f"run.toml: {both}$"):
+        Run.load(file)
+
+
+def test_a_run_of_earlier_names_goes_on(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its file is what Sparrow 0.2.0 wrote."""
+    flags = ["--threads", "1", "--run_dir", str(tmp_path / "run"), "--model.name", "logistic"]
+    begin = ["train", str(prepared), *flags, "--log.tensorboard", "false"]
+    assert main([*begin, "--loop.max_steps", "2", "--calibrate", "logistic"]) == 0
+    file = tmp_path / "run" / "run.toml"
+    assert read_toml(file)["calibration"] == {"method": "logistic"}
+    written = read_toml(file)
+    del written["calibration"]
+    written["loop"]["ahead"] = 2
+    written["checkpoint"]["whole"] = False
+    file.write_text(write_toml({**written, "calibrate": "logistic"}))
+    assert restore(tmp_path / "run").calibrators
+    assert main([*begin, "--resume", "--loop.max_steps", "3"]) == 0
+    assert "resumed with loop.max_steps = 3, it was 2" in capsys.readouterr().err
+    assert read_toml(file)["calibration"] == {"method": "logistic"}
+    assert main([*begin, "--resume", "--calibrate", "none", "--calibration.method", "none"]) == 2
+    assert "calibrate, calibration.method: two names" in capsys.readouterr().err

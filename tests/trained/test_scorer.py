@@ -34,7 +34,9 @@ def test_restored_model_scores_as_trained(prepared: Path, tmp_path: Path) -> Non
     trainer.fit()
     found = restore(tmp_path / "run", which="last")
     for batch in data.open(prepared).loader(300, split="valid"):
-        assert torch.equal(probabilities(found.model(batch)), probabilities(trainer.model(batch)))
+        assert torch.equal(
+            probabilities(found.model(batch)), probabilities(trainer.job.model(batch))
+        )
 
 
 def test_another_runs_checkpoint_is_refused(prepared: Path, log: Path, tmp_path: Path) -> None:
@@ -175,9 +177,9 @@ def test_a_run_in_few_bits_is_scored_served_and_resumed_in_them(
     assert found.run.precision == precision
     assert not any((p.view(torch.int32) & 0xFFFF).any() for p in found.model.parameters())
     batch = data.open(prepared).first(200, "valid")
-    trainer.model.eval()
+    trainer.job.model.eval()
     with torch.no_grad():
-        want_BT = trainer.score(batch)
+        want_BT = trainer.evaluator.score(batch)
         plain = scoring(
             found.model, dataclasses.replace(found.run, precision=Precision()), found.schema
         )

@@ -188,10 +188,10 @@ def test_a_step_gets_what_is_left(tmp_path: Path) -> None:
     log = prepared(tmp_path, "time", replaced_ids())
     feed = Trainer(
         run_of(log, tmp_path / "run", **{"data.id_dropout": {"item": 0.3}, "loop.accumulate": 10})
-    ).feed
+    ).job.feed
     whole = Trainer(
         run_of(log, tmp_path / "run", **{"data.id_dropout": {}, "loop.accumulate": 10})
-    ).feed
+    ).job.feed
     found = []
     while micro := feed.take():
         before, after = (

@@ -71,7 +71,7 @@ def test_a_step_waits_at_most_twice(prepared: Path, tmp_path: Path, name: str, m
     """As torch sees it; the first steps compile kernels and fill the allocators."""
     trainer = Trainer(run_on(prepared, tmp_path / "run", name))
     for step in range(6):
-        micro = trainer.feed.take()
+        micro = trainer.job.feed.take()
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")

@@ -131,7 +131,7 @@ def test_groups_in_pieces_are_said(tmp_path: Path) -> None:
 def test_a_clustered_logs_batches_stay_as_they_are(tmp_path: Path) -> None:
     log = prepared(tmp_path, dataclasses.replace(SCHEMA, cluster=Cluster(by="session", hours=0.0)))
     one, other = (
-        Trainer(small_run(log, tmp_path / name, loss=loss)).loader
+        Trainer(small_run(log, tmp_path / name, loss=loss)).job.feed.loader
         for name, loss in (("a", bce.Config()), ("b", listwise.Config()))
     )
     for mine, its in zip(one, other, strict=True):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from sparrow.trained.run import Loop
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
 from sparrow.training.look_ahead import LookAhead
-from tests.runs import small_run
+from tests.runs import on_disk, small_run
 
 
 @pytest.mark.parametrize(
@@ -26,19 +25,15 @@ def test_rows_of_coming_steps_are_asked_for_once_and_in_order(
 ) -> None:
     """None beyond the last step; in memory nothing is asked for."""
     choices = TableChoices(tier=TIERS.config(tier)(fraction=1.0))
-    run = replace(
-        small_run(prepared, tmp_path),
-        ssd=str(tmp_path),
-        tables=choices,
-        loop=Loop(ahead=ahead, accumulate=2),
-    )
+    loop = Loop(accumulate=2)
+    run = on_disk(small_run(prepared, tmp_path, tables=choices, loop=loop), tmp_path)
     dataset = data.open(prepared)
     (tables,) = tables_of(build(run, dataset.schema))
     feed = Feed(dataset.loader(50), 2, Dropout(dataset.schema, {}, 0), torch.device("cpu"))
     asked: list[Any] = []
     find = tables.prepare
     tables.prepare = lambda ids: (asked.append(ids), find(ids))[1]  # type: ignore[func-returns-value, method-assign]
-    look = LookAhead(run, feed, [tables], ranks, 6)
+    look = LookAhead(run, feed, [tables], ranks, 6, ahead * (tier == "ssd"))
     taken = []
     for step in range(6):
         taken += (shares := feed.take())

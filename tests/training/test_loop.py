@@ -245,7 +245,7 @@ KILLED_EVICTING = """
 
     trainer, replace = Trainer(Run.load(sys.argv[1])), cached.embedding_bag.replace_rows
     def replaces(tables, frames_L, rows_L, old_L):
-        if trainer.step == 6 and (old_L >= 0).any():
+        if trainer.progress.step == 6 and (old_L >= 0).any():
             half = (len(old_L) + 1) // 2
             replace(tables, frames_L[:half], rows_L[:half], old_L[:half])
             print("evicted", int((old_L[:half] >= 0).sum()), flush=True)
@@ -395,13 +395,15 @@ def test_what_bad_ids_changed_is_never_saved(
     trainer = Trainer(small_run(prepared, tmp_path / "run", loop=Loop(max_steps=6)))
 
     def tell() -> None:
-        if trainer.step >= 4:
+        if trainer.progress.step >= 4:
             raise UserError("table 'item': id 9 is outside")
 
-    monkeypatch.setattr(trainer.tables[0], "raise_bad_ids", tell)
+    monkeypatch.setattr(trainer.job.tables[0], "raise_bad_ids", tell)
     with pytest.raises(UserError, match="id 9 is outside"):
         trainer.fit()
-    assert trainer.step == 4 and checkpoint.latest(tmp_path / "run" / "checkpoints") is None
+    assert (
+        trainer.progress.step == 4 and checkpoint.latest(tmp_path / "run" / "checkpoints") is None
+    )
 
 
 def test_a_nonfinite_step_is_left_out(

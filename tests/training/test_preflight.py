@@ -32,7 +32,7 @@ from sparrow.embeddings.spec import in_memory
 from sparrow.extensions.low_precision.plan import PART
 from sparrow.extensions.low_precision.probe import PARTS, Probe
 from sparrow.extensions.low_precision.recipe import Recipe
-from sparrow.extensions.tiers import host, reuse, ssd
+from sparrow.extensions.tiers import host, reuse, settings, ssd
 from sparrow.extensions.tiers.frames import tier_frames
 from sparrow.extensions.tiers.stores.host import HostStore
 from sparrow.extensions.tiers.stores.ssd import SsdStore, queue_bytes
@@ -93,7 +93,11 @@ def test_tables_on_an_ssd_count_with_frames_map_and_queue(prepared: Path, tmp_pa
     assert memory_bytes(replace(component, tier=in_memory()), component.rows, 16) == 69 * 10**9
     on_ssd, log = ssd.Config(fraction=0.3), data.open(prepared)
     for tier in (on_ssd, host.Config(fraction=0.1, beneath=on_ssd)):
-        run = make(prepared, tables=TableChoices(tier=tier), ssd=str(tmp_path))
+        run = make(
+            prepared,
+            tables=TableChoices(tier=tier),
+            extensions={"tiers": settings.Config(folder=str(tmp_path))},
+        )
         built = build(run, log.schema)
         held = sum(
             b.nbytes for one in tables_of(built) for r in one.all_records() for b in r.buffers()
@@ -128,7 +132,7 @@ def test_what_a_probe_keeps_is_counted(
     assert probed.host == {**plain.host, PART: size}
     trainer = Trainer(replace(run, run_dir=str(tmp_path / "run")), options={"probe"})
     monkeypatch.setattr(trainer.callbacks.member(Probe), "_interval", 1)
-    learn(trainer, trainer.feed.take())
+    learn(trainer, trainer.job.feed.take())
     kept = [
         getattr(of, part)
         for of in trainer.callbacks.member(Probe).learned.values()
@@ -366,7 +370,7 @@ def test_the_promise_is_the_peak_of_a_whole_run(
     arguments += ["--data.batch_size", "2048", "--checkpoint.every", "20"]
     if tier == "ssd":
         arguments += [
-            "--ssd",
+            "--tiers.folder",
             str(tmp_path),
             "--tables.tier.name",
             "ssd",
@@ -549,7 +553,8 @@ def test_an_ssd_when_tables_are_what_is_large(
     monkeypatch.setattr(preflight, "available_bytes", lambda: limit)
     said, ((least, slow), (most, fast)) = told_of_an_ssd(run, log, ranks)
     assert re.search(
-        r"on an SSD fit: .*--ssd DIR --tables.tier.name ssd with .* to .*, at 45,000 reads/s", said
+        r"on an SSD fit: .*--tiers.folder DIR --tables.tier.name ssd with .* to .*, at 45,000 reads/s",
+        said,
     )
     assert ("--sharding.plan auto" in said) == ("in one process" in said) == (ranks > 1)
     assert 20 * least.tables.tier.bytes < most.tables.tier.bytes and slow <= fast
@@ -565,7 +570,14 @@ def test_the_speed_with_an_ssd_is_that_of_the_disk_that_is_named(
     (l m (1 + 2w)).
     """
     log, few = with_large_tables(prepared), Data(path=str(prepared), batch_size=64)
-    run = replace(make(prepared, model=dlrm.Config(dim=16), ssd=str(tmp_path)), data=few)
+    run = replace(
+        make(
+            prepared,
+            model=dlrm.Config(dim=16),
+            extensions={"tiers": settings.Config(folder=str(tmp_path))},
+        ),
+        data=few,
+    )
     limit = preflight.estimate(run, log).bytes_host * 0.4
     monkeypatch.setattr(preflight, "available_bytes", lambda: limit)
     # of the beginning, so that the rest reads rows that were learnt before
@@ -576,7 +588,7 @@ def test_the_speed_with_an_ssd_is_that_of_the_disk_that_is_named(
         monkeypatch.setattr(reuse, "probe_disk", lambda folder, device=device: device)
         said, ((smaller, rate), *_) = told_of_an_ssd(run, log)
         assert (
-            f"--ssd {tmp_path} --tables.tier.name ssd" in said
+            f"--tiers.folder {tmp_path} --tables.tier.name ssd" in said
             and f"at {reads:,.0f} reads/s" in said
         )
         used = [use for of in reuse.uses(run, log, 2000).values() for use in of]

@@ -18,7 +18,7 @@ from sparrow.training.plan import Plan
     ("part", "remedy"),
     [
         ("tables", "'item', takes 2.00 MB"),
-        ("tables", "or keep it on an SSD with few frames in memory (--ssd, "),
+        ("tables", "or keep it on an SSD with few frames in memory (--tiers.folder, "),
         (preflight.DENSE, "lower several"),
         ("evaluation", "prepare with a smaller"),
     ],

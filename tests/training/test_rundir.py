@@ -52,7 +52,7 @@ def test_one_training_per_directory(prepared: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [["--calibrate", "logistic"], ["--budget", "1s"]], ids=["calibrated", "search"]
+    "more", [["--calibration.method", "logistic"], ["--budget", "1s"]], ids=["calibrated", "search"]
 )
 def test_a_directory_is_taken_until_the_last_file_is_written(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
@@ -89,7 +89,11 @@ def test_a_directory_is_taken_until_the_last_file_is_written(
         "false",
     ]
     assert main(["train", str(prepared), "--model.name", "dlrm", *flags, *more]) == 0
-    assert found == [*(["calibrate"] if "--calibrate" in more else []), "evaluate_baseline", "draw"]
+    assert found == [
+        *(["calibrate"] if "--calibration.method" in more else []),
+        "evaluate_baseline",
+        "draw",
+    ]
     with RunDir(tmp_path / "run").locked():  # and then it is free
         pass
 

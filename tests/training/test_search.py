@@ -107,7 +107,7 @@ def test_a_signal_ends_it(prepared_small: Path, tmp_path: Path) -> None:
 def test_a_try_that_fails_is_left_out(
     prepared_small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_OF_OTHERS", ({}, {"dense.lr": 1e30, "loop.nonfinite": "stop"}))
+    monkeypatch.setattr(module, "_TRIES", ({}, {"dense.lr": 1e30, "loop.nonfinite": "stop"}))
     heard: list[str] = []
     results = search(
         prepared_small,
@@ -181,7 +181,7 @@ def test_files_on_an_ssd_of_a_search_that_was_killed_go(
         | {"model.name": "dcnv2", "model.dim": 4, "model.deep": [8], "loop.max_steps": 6}
         | {
             "tables.tier.name": "ssd",
-            "ssd": str(disk),
+            "tiers.folder": str(disk),
             "data.batch_size": 16,
             "tables.tier.fraction": 0.5,
         }

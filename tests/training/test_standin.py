@@ -181,7 +181,9 @@ def test_rows_of_the_host_beneath_frames(
         "data.batch_size": 20,
         "loop.max_steps": 12,
     }
-    tier |= {"tables.tier.beneath": beneath, "ssd": str(tmp_path / "disk")} if beneath else {}
+    tier |= (
+        {"tables.tier.beneath": beneath, "tiers.folder": str(tmp_path / "disk")} if beneath else {}
+    )
     found = away(standin_cases.both, sessions, str(tmp_path), settings(MODELS[1], **tier))
     assert not found["unordered"]
     torch.testing.assert_close(*found["scores"], rtol=1e-4, atol=1e-5)

@@ -30,11 +30,11 @@ def shares(*batches: Batch) -> list[Share]:
 
 def test_a_nonfinite_gradient_leaves_tables_alone(prepared: Path, tmp_path: Path) -> None:
     trainer = Trainer(small_run(prepared, tmp_path / "run"))
-    before = [r.weight.clone() for t in trainer.tables for r in t.all_records()]
-    next(trainer.model.model.head.parameters()).register_hook(lambda g: g * float("inf"))
+    before = [r.weight.clone() for t in trainer.job.tables for r in t.all_records()]
+    next(trainer.job.model.model.head.parameters()).register_hook(lambda g: g * float("inf"))
     learn(trainer, shares(next(iter(data.open(prepared).loader(256)))))
-    after = [r.weight for t in trainer.tables for r in t.all_records()]
-    assert trainer.skipped == 1
+    after = [r.weight for t in trainer.job.tables for r in t.all_records()]
+    assert trainer.progress.skipped == 1
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -52,17 +52,17 @@ def state(trainer: Trainer) -> list[torch.Tensor]:
     """Copies of what a step changes: weights, what the optimizer keeps, rows."""
     kept = [
         t
-        for of in trainer.optimizer.state.values()
+        for of in trainer.job.optimizer.state.values()
         for t in of.values()
         if isinstance(t, torch.Tensor)
     ]
     rows = [
         t
-        for tables in trainer.tables
+        for tables in trainer.job.tables
         for record in tables.all_records()
         for t in record.fields.values()
     ]
-    return [t.detach().clone() for t in (*trainer.dense, *kept, *rows)]
+    return [t.detach().clone() for t in (*trainer.job.dense, *kept, *rows)]
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -94,15 +94,15 @@ def test_a_nan_in_few_bits_leaves_the_batch_out(
         def hook(layer: object, inputs: object, y: torch.Tensor) -> None:
             y.register_hook(spoil)
 
-        handles.append(trainer.model.model.deep.register_forward_hook(hook))
+        handles.append(trainer.job.model.model.deep.register_forward_hook(hook))
     learn(trainer, shares(spoilt))
-    assert trainer.skipped == 1
+    assert trainer.progress.skipped == 1
     assert all(torch.equal(one, two) for one, two in zip(state(trainer), before, strict=True))
     for handle in handles:
         handle.remove()
     learn(trainer, shares(batch))
     after = state(trainer)
-    assert trainer.skipped == 1 and all(t.float().isfinite().all() for t in after)
+    assert trainer.progress.skipped == 1 and all(t.float().isfinite().all() for t in after)
     assert not all(torch.equal(one, two) for one, two in zip(after, before, strict=True))
 
 
@@ -116,7 +116,7 @@ def test_clipping_bounds_the_whole_step(prepared: Path, tmp_path: Path) -> None:
         "schedule": Schedule(),
     }
     trainer = Trainer(small_run(prepared, tmp_path / "run", loop=Loop(clip_norm=1e-3), **changes))
-    weights = [*trainer.dense, *(r.weight for t in trainer.tables for r in t.all_records())]
+    weights = [*trainer.job.dense, *(r.weight for t in trainer.job.tables for r in t.all_records())]
     before = [w.detach().clone() for w in weights]
     learn(trainer, shares(next(iter(data.open(prepared).loader(256)))))
     moved = torch.stack(
@@ -134,10 +134,10 @@ def test_a_step_of_weight_zero_changes_nothing(prepared: Path, tmp_path: Path) -
             tables=TableChoices(rule=sgd.Config(lr=1.0)),
         )
     )
-    before = [p.detach().clone() for p in trainer.dense]
+    before = [p.detach().clone() for p in trainer.job.dense]
     batch = next(iter(data.open(prepared).loader(256)))
     learn(trainer, shares(dataclasses.replace(batch, weights_B=torch.zeros(256))))
-    assert all(torch.equal(a, b) for a, b in zip(trainer.dense, before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.job.dense, before, strict=True))
 
 
 def test_weights_count_alike_however_they_are_batched(prepared: Path, tmp_path: Path) -> None:
@@ -152,5 +152,5 @@ def test_weights_count_alike_however_they_are_batched(prepared: Path, tmp_path: 
     )
     learn(one, shares(dataclasses.replace(batch, weights_B=weights_B)))
     learn(four, shares(*parts))
-    for a, b in zip(one.dense, four.dense, strict=True):
+    for a, b in zip(one.job.dense, four.job.dense, strict=True):
         torch.testing.assert_close(a, b)

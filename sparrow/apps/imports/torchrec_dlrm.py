@@ -24,6 +24,7 @@ from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 from sparrow.trained.build import tables_of
 from sparrow.trained.run import Run
+from sparrow.training.checkpointer import Checkpointer
 from sparrow.training.loop import Trainer
 from sparrow.training.preflight import threads_given_back
 from sparrow.training.rundir import RunDir
@@ -87,14 +88,14 @@ def import_dlrm(
     plain = {"model.name": "dlrm", "tables.addressing.name": "direct", "tables.format.name": "fp32"}
     with threads_given_back():
         trainer = Trainer(Run.of(prepared, {"run_dir": str(run_dir), **plain, **sizes}))
-        _copy_weights(trainer.model, source, schema, tables, numbers)
+        _copy_weights(trainer.job.model, source, schema, tables, numbers)
         with workplace(run_dir) as (work, _):
             _write(trainer, dataset.transforms, work / "new")
             try:
                 (work / "new").rename(run_dir)
             except OSError as error:
                 raise cannot_write(run_dir, error) from error
-    return trainer.run
+    return trainer.job.run
 
 
 def _write(trainer: Trainer, transforms: Transforms, folder: Path) -> None:
@@ -102,8 +103,8 @@ def _write(trainer: Trainer, transforms: Transforms, folder: Path) -> None:
     part lacks.
     """
     folder.mkdir()
-    trainer.dir = RunDir(folder)
-    trainer.dir.begin(trainer.dataset, trainer.run.precision)
+    job = replace(trainer.job, dir=RunDir(folder))
+    job.dir.begin(job.dataset, job.run.precision)
     known = {
         name: (
             Range(encoding.low, np.full_like(encoding.counts_I, Range.KNOWN))
@@ -113,9 +114,10 @@ def _write(trainer: Trainer, transforms: Transforms, folder: Path) -> None:
         for name, encoding in transforms.vocabularies.items()
     }
     replace(transforms, vocabularies=known).save(folder)
-    trainer.run.save(folder / "run.toml")
-    trainer.save()
-    trainer.saver.finish()
+    job.run.save(folder / "run.toml")
+    checkpointer = Checkpointer(job, trainer.callbacks)
+    checkpointer.save(trainer.progress)
+    checkpointer.saver.finish()
 
 
 # -- their file ------------------------------------------------------------------------------------

@@ -18,10 +18,12 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import write_text
 from sparrow.core.workplace import workplace
 from sparrow.distributed import World, run_on_rank0
+from sparrow.extensions.calibration import settings as calibration
 from sparrow.extensions.low_precision import probe
 from sparrow.extensions.low_precision.precision import recipe_file
 from sparrow.extensions.tiers.block_files import BlockFiles, forget, remove_files
 from sparrow.extensions.tiers.reuse import silent
+from sparrow.extensions.tiers.settings import Config
 from sparrow.layers.precision import AUTO, AUTO_FILE, Precision
 from sparrow.trained.log import open_log
 from sparrow.trained.run import Run
@@ -112,9 +114,11 @@ def _decide(run: Run, world: World, listen: Listener, held: Held) -> dict[str, A
     plan = Plan(run=replace(run, precision=Precision()), dataset=data.open(run.data.path))
     check_settings(plan)
     check_extensions(plan)
-    if run.ssd is not None and world.hosts > 1 and not run.checkpoint.whole:
+    tiers = run.settings_of(Config)
+    if tiers.folder is not None and world.hosts > 1 and not tiers.full_checkpoints:
         why = "'auto' reads a checkpoint on one host, which has not the blocks of others"
-        raise UserError(f"precision: {why}; add --checkpoint.whole true, or give a recipe file")
+        remedy = "add --tiers.full_checkpoints true, or give a recipe file"
+        raise UserError(f"precision: {why}; {remedy}")
     with ExitStack() as work:
 
         def hidden() -> str:
@@ -150,11 +154,10 @@ def _try(run: Run, folder: Path, folders: list[Path], listen: Listener) -> None:
         "precision": Precision(weights=run.precision.weights),
         "loop": replace(run.loop, max_steps=steps, epochs=1, patience=None, evaluate_every=None),
         "checkpoint": replace(run.checkpoint, every=None, background=False),
-        "calibrate": "none",
         "compile": False,
         "log": replace(run.log, tensorboard=False),
     }
-    short = replace(run, **changes)
+    short = replace(run, **changes).with_settings(calibration.Config())
 
     def heard(event: str, values: dict[str, Any]) -> None:
         if event in ("begin", "progress"):
@@ -163,7 +166,7 @@ def _try(run: Run, folder: Path, folders: list[Path], listen: Listener) -> None:
     ranks = begin_ranks(short)
     with ranks.world.watched():
         trainer = Trainer(short, ranks, options={"probe"}, listener=heard)
-        check_compiles(run, trainer.model)
+        check_compiles(run, trainer.job.model)
         try:
             stopped = trainer.fit()["stopped_by"]
         finally:

@@ -108,15 +108,17 @@ def numerics(
         notes=notes,
         unseen=[name for name in named_sites(restored.model.model) if name not in names],
     )
-    header = (
-        f"By `sparrow numerics`, for {restored.name} of step {restored.step} on the machine it"
-        " ran on."
-    )
-    recipe = as_file(precision, header)
-    write_text(run_dir / RECIPE, recipe)
-    write_text(run_dir / RESULTS, to_json(results.plain(), indent=1) + "\n")
-    write_text(run_dir / PAGE, page_of(results, recipe))
+    _write(results, f"{restored.name} of step {restored.step}")
     return results
+
+
+def _write(results: Numerics, model: str) -> None:
+    """Write the page, the figures and the recipe. model: its name in words."""
+    header = f"By `sparrow numerics`, for {model} on the machine it ran on."
+    recipe = as_file(results.precision, header)
+    write_text(results.run_dir / RECIPE, recipe)
+    write_text(results.run_dir / RESULTS, to_json(results.plain(), indent=1) + "\n")
+    write_text(results.run_dir / PAGE, page_of(results, recipe))
 
 
 def describe_learned_inputs(

@@ -172,23 +172,8 @@ class Supervisor:
                 raise
             before = self.model
             copy = before.items if items is None else self._copy_of(Path(items))
-            begun = time.monotonic()
             try:
-                with self._metrics.swap_stages["check"].time():
-                    description = await self._check_model(
-                        Model(paths, copy), None if items is None else Path(items)
-                    )
-                model = Model(paths, copy, description["version"])
-                checked = description.pop("checked")
-                # workers map what the check has read; where their disk stalls meanwhile, they do
-                # not hold up all swaps
-                ticks = LOADING + 2 * (time.monotonic() - begun) / children.TICK_S
-                with self._metrics.swap_stages["load"].time():
-                    for answer in await self._order_all(
-                        {"prepare": model, "checked": checked}, ticks
-                    ):
-                        if isinstance(answer, UserError):
-                            raise answer
+                description = await self._load_everywhere(Model(paths, copy), items)
             except UserError as error:
                 self._metrics.swaps.labels("refused").inc()
                 # so that no worker keeps what another has refused
@@ -197,6 +182,8 @@ class Supervisor:
                 raise UserError(
                     str(error) if items is None else str(error).replace(str(copy), str(items))
                 ) from None
+            model = Model(paths, copy, description["version"])
+            checked = description.pop("checked")
             version_before = self.description["version"]
             known = self._columns
             columns = {*description.pop("columns")}
@@ -221,6 +208,29 @@ class Supervisor:
                     "no longer read": sorted(known - columns),
                 },
             }
+
+    async def _load_everywhere(self, model: Model, items: str | Path | None) -> dict[str, Any]:
+        """Let all workers have a model beside theirs, once it is checked. Returns what the check
+        says of it.
+
+        Raises:
+            UserError: when the check or a worker refuses it.
+        """
+        begun = time.monotonic()
+        with self._metrics.swap_stages["check"].time():
+            description = await self._check_model(model, None if items is None else Path(items))
+        order = {
+            "prepare": model._replace(version=description["version"]),
+            "checked": description["checked"],
+        }
+        # workers map what the check has read; where their disk stalls meanwhile, they do not hold
+        # up all swaps
+        ticks = LOADING + 2 * (time.monotonic() - begun) / children.TICK_S
+        with self._metrics.swap_stages["load"].time():
+            for answer in await self._order_all(order, ticks):
+                if isinstance(answer, UserError):
+                    raise answer
+        return description
 
     def _copy_of(self, items: Path | None) -> str | None:
         """Returns where a copy of items is to be, so that workers that start later find the

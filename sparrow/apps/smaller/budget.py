@@ -117,12 +117,7 @@ def propose(
         known, hits = _alternatives(restored, dataset, keep, fresh, progress)
         if not trainings:
             known = [_untrained(row) for row in known]
-        least = sum(min(alternative.bytes.to(purpose) for alternative in row) for row in known)
-        if least > budget:
-            room = f"the smallest plan takes {in_units(least)} to {purpose}"
-            raise UserError(
-                f"--budget: {in_units(budget)} are too few, {room}; give more, or keep fewer tables"
-            )
+        _check_budget(known, budget, purpose)
         rebuilds = Rebuilt(in_floats(restored), hits)
         del restored  # a second model, with all that its rules keep
         measured = _measure_rebuilt(known, rebuilds, row_judges[0], progress)
@@ -145,6 +140,16 @@ def propose(
         budget=budget,
         verdict=verdict,
     )
+
+
+def _check_budget(known: Sequence[Sequence[Alternative]], budget: int, purpose: Purpose) -> None:
+    """Check that some plan meets the budget. known: the choices for each table."""
+    least = sum(min(alternative.bytes.to(purpose) for alternative in row) for row in known)
+    if least > budget:
+        room = f"the smallest plan takes {in_units(least)} to {purpose}"
+        raise UserError(
+            f"--budget: {in_units(budget)} are too few, {room}; give more, or keep fewer tables"
+        )
 
 
 def _untrained(row: Sequence[Alternative]) -> list[Alternative]:

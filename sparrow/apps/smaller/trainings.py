@@ -18,6 +18,7 @@ from sparrow.core.progress import Progress
 from sparrow.core.workplace import workplace
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import TableChoices
+from sparrow.extensions.calibration import settings as calibration
 from sparrow.metrics.intervals import Estimate, mean
 from sparrow.trained.run import Log, Run
 from sparrow.trained.scorer import restore
@@ -103,8 +104,7 @@ class _Trainings:
             checkpoint=replace(run.checkpoint, keep=1, every=None),
             log=Log(tensorboard=False),
             init_from=None,
-            calibrate="none",
-        )
+        ).with_settings(calibration.Config())
 
     def scores(self, tables: TableChoices, seed: int) -> _Scores:
         """Returns the scores of a training with these tables. seed: counted from that of the

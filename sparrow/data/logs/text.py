@@ -137,15 +137,8 @@ def text_batches(
         delimiter=delimiter_of(source), newlines_in_values=True, invalid_row_handler=ragged
     )
     parse.quote_char = source.format != "criteo" and '"'
-    convert = pacsv.ConvertOptions(null_values=MISSING)
-    # else the transforms tell words from texts
-    convert.strings_can_be_null = types is None or not source.has_words
-    written = dict(zip(names, _cells(lines, source)[0] if source.header else names, strict=False))
-    if types is not None:
-        convert.column_types = {
-            written[name]: pa.string() if repair else kind for name, kind in types.items()
-        }
-        convert.include_columns = [written[name] for name in types]
+    titles = _cells(lines, source)[0] if source.header else names
+    convert = _conversion(source, dict(zip(names, titles, strict=False)), types)
     rows_read = int(source.header)  # rows of the file so far, less those skipped
     reader: pacsv.CSVStreamingReader | None = None
     try:
@@ -173,14 +166,37 @@ def text_batches(
         ) from None
     finally:
         stream.close()
-        gone = [threading.Event(), threading.Event()]
-        weakref.finalize(stream, gone[0].set)
-        weakref.finalize(ragged, gone[1].set)
+        gone = [_end_of(stream), _end_of(ragged)]
         del stream, ragged, parse
         reader = None
         for event in gone:
             # Arrow's thread must be through with it: one that needs Python at its exit never ends
             event.wait(1)
+
+
+def _conversion(
+    source: Source, titles: Mapping[str, str], types: Mapping[str, pa.DataType] | None
+) -> pacsv.ConvertOptions:
+    """Returns how cells become values. titles: name of a column -> as it is written. types: see
+    `text_batches`.
+    """
+    convert = pacsv.ConvertOptions(null_values=MISSING)
+    # else the transforms tell words from texts
+    convert.strings_can_be_null = types is None or not source.has_words
+    if types is not None:
+        is_text = source.bad_rows == "repair"
+        convert.column_types = {
+            titles[name]: pa.string() if is_text else kind for name, kind in types.items()
+        }
+        convert.include_columns = [titles[name] for name in types]
+    return convert
+
+
+def _end_of(thing: object) -> threading.Event:
+    """Returns an event that comes when nobody has a thing any more."""
+    event = threading.Event()
+    weakref.finalize(thing, event.set)
+    return event
 
 
 def codes_of(file: File, source: Source, names: Sequence[str]) -> list[str]:

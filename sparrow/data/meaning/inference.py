@@ -259,7 +259,6 @@ def _clicks(columns: dict[str, Column], sampled: dict[str, SampledColumn]) -> Fl
 
 def _feature(sampled: SampledColumn, repair: bool, clicks: Float64s | None) -> Column:
     name = sampled.name
-    count = len(sampled.distinct)
     if name == TRUTH:
         return Column(kind="baseline", note="the probability that the log was drawn from")
     may_be_vector = is_text(sampled.type) or pa.types.is_nested(sampled.type)
@@ -268,22 +267,8 @@ def _feature(sampled: SampledColumn, repair: bool, clicks: Float64s | None) -> C
         return vector
     if sampled.is_list:
         return meaning.lists.list_column(sampled)
-    if pa.types.is_nested(sampled.type):
-        note = f"ignored, as {sampled.type} is neither a number nor an id"
-        return Column(kind="ignore", note=note)
-    if _is_row_number(sampled):
-        return Column(kind="ignore", note="ignored, as it numbers the rows")
-    if is_unnamed(name):
-        return Column(
-            kind="ignore",
-            note="ignored, as it has no name, like an index that pandas wrote; name it to use it",
-        )
-    if count == 0 or (count == 1 and len(sampled.values) == sampled.rows):
-        return Column(
-            kind="ignore", note=f"ignored, as it has {'one value' if count else 'no values'}"
-        )
-    if count == sampled.rows >= _ALL_APART and (sampled.is_id or not _measures(sampled, repair)):
-        return Column(kind="ignore", note="ignored, as every row has another value")
+    if reason := _reason_to_ignore(sampled, repair):
+        return Column(kind="ignore", note=f"ignored, as {reason}")
     if sampled.declared == "token":
         return Column(kind="categorical", table=name, note="by its header")
     if not sampled.is_number:
@@ -318,6 +303,22 @@ def _feature(sampled: SampledColumn, repair: bool, clicks: Float64s | None) -> C
         return _numeric(sampled, "kind weight if it is the weight of a sample")
     hint = "by its name an id; write ids as integers or strings" if sampled.is_id else None
     return _numeric(sampled, hint)
+
+
+def _reason_to_ignore(sampled: SampledColumn, repair: bool) -> str | None:
+    """Returns why a column has nothing to learn from, or None."""
+    count = len(sampled.distinct)
+    if pa.types.is_nested(sampled.type):
+        return f"{sampled.type} is neither a number nor an id"
+    if _is_row_number(sampled):
+        return "it numbers the rows"
+    if is_unnamed(sampled.name):
+        return "it has no name, like an index that pandas wrote; name it to use it"
+    if count == 0 or (count == 1 and len(sampled.values) == sampled.rows):
+        return f"it has {'one value' if count else 'no values'}"
+    if count == sampled.rows >= _ALL_APART and (sampled.is_id or not _measures(sampled, repair)):
+        return "every row has another value"
+    return None
 
 
 def _names(sampled: SampledColumn, clicks: Float64s | None) -> str | None:

@@ -37,21 +37,7 @@ def label_columns(sampled: dict[str, SampledColumn], label: str | None) -> dict[
     guessed = _guessed(candidates, sampled)
     chosen = label or next(iter([*named, *rated, *wide, *guessed, *scored]), None)
     if chosen is None:
-        remedy = (
-            "a log of clicks alone needs a column of 0 and 1, and rows of what was shown and not"
-            " clicked"
-        )
-        names = {s.called: s.name for s in sampled.values()}
-        counts = next((names[word] for word in CLICKS if word in names), None)
-        shown = next((names[word] for word in IMPRESSIONS if word in names), None)
-        if counts and shown:
-            remedy = (
-                f"if rows stand for several showings, say --label {counts} --impressions {shown}"
-            )
-        elif candidates:
-            remedy = (
-                f"with --label NAME name one of the columns of two values: {', '.join(candidates)}"
-            )
+        remedy = _remedy_without_label(sampled, candidates)
         raise UserError(f"label: no column is named like one (label, click, target, ...); {remedy}")
     column = sampled[chosen]
     if label is None and chosen in rated and guessed and len(column.values) < column.rows:
@@ -79,24 +65,41 @@ def label_columns(sampled: dict[str, SampledColumn], label: str | None) -> dict[
     elif is_probability(column):
         settings = {"probability": True, "note": "numbers in 0..1, taken for probabilities"}
     else:
-        remedy = (
-            "name a column of two values or of probabilities, or give it a threshold in a schema"
-        )
-        if column.is_number and (pc.min(column.values).as_py() or 0) >= 0:
-            remedy += "; if it counts, name the column of what it is out of with --impressions"
-        odd = None if column.is_list else _odd(column)
-        if odd is not None:
-            remedy = f"mend or delete the row, such as one of totals; or {remedy}"
-            raise UserError(
-                f"label {chosen!r}, row {odd}: {column.bare[odd].as_py()!r} is no label; {remedy}"
-            )
-        examples = ", ".join(map(str, values[:4].to_pylist()))
-        examples += ", ..." if len(values) > 4 else ""
-        content = f"{len(values)} values where a label has two: {examples}"
-        raise UserError(f"label: column {chosen!r} has {content}; {remedy}")
+        raise _no_label(column, values)
     note = f"{OUTCOME}, unknown before {chosen}; make it kind 'label' to train both"
     ignored = {name: Column(kind="ignore", note=note) for name in named if name != chosen}
     return {chosen: Column(kind="label", **settings)} | ignored
+
+
+def _remedy_without_label(sampled: dict[str, SampledColumn], candidates: Sequence[str]) -> str:
+    """Returns what to do where no column looks like a label. candidates: those of two values."""
+    names = {s.called: s.name for s in sampled.values()}
+    counts = next((names[word] for word in CLICKS if word in names), None)
+    shown = next((names[word] for word in IMPRESSIONS if word in names), None)
+    if counts and shown:
+        return f"if rows stand for several showings, say --label {counts} --impressions {shown}"
+    if candidates:
+        return f"with --label NAME name one of the columns of two values: {', '.join(candidates)}"
+    return (
+        "a log of clicks alone needs a column of 0 and 1, and rows of what was shown and not"
+        " clicked"
+    )
+
+
+def _no_label(column: SampledColumn, values: Any) -> UserError:
+    """Returns the error of a column that cannot be a label. values: its different ones."""
+    remedy = "name a column of two values or of probabilities, or give it a threshold in a schema"
+    if column.is_number and (pc.min(column.values).as_py() or 0) >= 0:
+        remedy += "; if it counts, name the column of what it is out of with --impressions"
+    odd = None if column.is_list else _odd(column)
+    if odd is not None:
+        remedy = f"mend or delete the row, such as one of totals; or {remedy}"
+        value = column.bare[odd].as_py()
+        return UserError(f"label {column.name!r}, row {odd}: {value!r} is no label; {remedy}")
+    examples = ", ".join(map(str, values[:4].to_pylist()))
+    examples += ", ..." if len(values) > 4 else ""
+    content = f"{len(values)} values where a label has two: {examples}"
+    return UserError(f"label: column {column.name!r} has {content}; {remedy}")
 
 
 def _odd(column: SampledColumn) -> int | None:
@@ -157,7 +160,9 @@ def _positive(sampled: SampledColumn) -> dict[str, str]:
         positive = str(max(values))
     else:
         positive = yes[0] if yes else min(counts, key=lambda v: counts[v])
+    (negative,) = counts.keys() - {positive}
     return {
         "positive": positive,
+        "negative": negative,
         "note": f"of {' and '.join(map(repr, counts))}, {positive!r} counts as 1",
     }

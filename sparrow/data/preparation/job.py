@@ -122,14 +122,8 @@ def prepare(
         _check_out(out, config.overwrite)
         source = _with_rule(source or (transforms.schema.source if transforms else Source()), like)
         logs = _logs(inputs, source, split, like)
-        if transforms is None:
-            first = with_candidates(logs[0])
-            logs = [log.like(first) for log in logs]
-        else:
-            for log in logs:
-                meaning.separators.require_separators(log, transforms.schema)
-        if any(out.resolve() in file.resolve().parents for log in logs for file in log.files):
-            raise UserError(f"{out}: holds the log that is to be prepared; choose another folder")
+        logs = _shape(logs, transforms)
+        _require_apart(out, logs)
         require_matches(logs)
         if transforms and is_like:
             transforms = _without_absent_baselines(transforms, logs[0])
@@ -139,39 +133,47 @@ def prepare(
                 "outcomes: columns stay as they were with --like; give --schema, or neither"
             )
         names = names_of(config.label)
-        if transforms is None:
-            inferred = infer_log(logs[0], names, impressions=config.impressions, outcomes=outcomes)
-            transforms = Transforms(schema=inferred)
-        elif outcomes:
-            known_before = _without_outcomes(transforms.schema, logs[0], outcomes)
-            transforms = replace(transforms, schema=known_before)
+        transforms = _say_columns(transforms, logs[0], config)
         transforms = _complete(transforms, logs[0], split)
         _check_named(transforms.schema, names, config.impressions)
         if isinstance(schema, Schema):
             transforms = replace(transforms, schema=_with_suspects(transforms.schema, logs[0]))
-        try:
-            with ThreadPoolExecutor(pa.cpu_count(), thread_name_prefix="sparrow-prepare") as pool:
-                report = progress or (lambda *step: None)
-                job = _Job(
-                    logs=logs,
-                    transforms=transforms,
-                    work=work,
-                    pool=pool,
-                    progress=report,
-                    engine=engine,
-                    is_like=is_like,
-                )
-                prepared = job.run(work / "new", config.grow)
-            if out.exists():
-                out.rename(work / "old")
-            (work / "new").rename(out)
-        except BaseException as error:
-            if (work / "old").exists() and not out.exists():
-                (work / "old").rename(out)
-            if isinstance(error, OSError) and not is_lack_of_memory(error):
-                raise cannot_write(out, error) from error
-            raise
+        with (
+            _replaced(out, work) as new,
+            ThreadPoolExecutor(pa.cpu_count(), thread_name_prefix="sparrow-prepare") as pool,
+        ):
+            job = _Job(
+                logs=logs,
+                transforms=transforms,
+                work=work,
+                pool=pool,
+                progress=progress or (lambda *step: None),
+                engine=engine,
+                is_like=is_like,
+            )
+            prepared = job.run(new, config.grow)
     return replace(prepared, out=out, notes=(*notes, *prepared.notes))
+
+
+@contextmanager
+def _replaced(out: Path, work: Path) -> Iterator[Path]:
+    """A context that gives the place of a new folder, which takes that of `out` at the end. Where
+    something fails, `out` is as it was.
+
+    Raises:
+        UserError: when the folder cannot be written.
+    """
+    try:
+        yield work / "new"
+        if out.exists():
+            out.rename(work / "old")
+        (work / "new").rename(out)
+    except BaseException as error:
+        if (work / "old").exists() and not out.exists():
+            (work / "old").rename(out)
+        if isinstance(error, OSError) and not is_lack_of_memory(error):
+            raise cannot_write(out, error) from error
+        raise
 
 
 @dataclass(kw_only=True)
@@ -554,3 +556,31 @@ def _count_unknown(schema: Schema, table: pa.Table, unknown: dict[str, tuple[int
         values = table[name].combine_chunks()
         ids = (values.flatten() if schema.columns[name].kind == "list" else values).to_numpy()
         unknown[name] = bad + int((ids == UNKNOWN).sum()), total + int((ids != MISSING).sum())
+
+
+def _require_apart(out: Path, logs: Sequence[Log]) -> None:
+    """Check that the folder is not where the log is."""
+    if any(out.resolve() in file.resolve().parents for log in logs for file in log.files):
+        raise UserError(f"{out}: holds the log that is to be prepared; choose another folder")
+
+
+def _shape(logs: Sequence[Log], transforms: Transforms | None) -> list[Log]:
+    """Returns logs whose cells are shaped alike, as they are known or as the first one looks."""
+    if transforms is None:
+        first = with_candidates(logs[0])
+        return [log.like(first) for log in logs]
+    for log in logs:
+        meaning.separators.require_separators(log, transforms.schema)
+    return [*logs]
+
+
+def _say_columns(transforms: Transforms | None, log: Log, config: Settings) -> Transforms:
+    """Returns transforms with what columns are: as it is known, without outcomes, or inferred."""
+    outcomes = names_of(config.outcomes)
+    if transforms is None:
+        names = names_of(config.label)
+        inferred = infer_log(log, names, impressions=config.impressions, outcomes=outcomes)
+        return Transforms(schema=inferred)
+    if not outcomes:
+        return transforms
+    return replace(transforms, schema=_without_outcomes(transforms.schema, log, outcomes))

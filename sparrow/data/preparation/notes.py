@@ -23,12 +23,33 @@ def notes(
     schema: Schema, cuts: Sequence[Cut], fitter: Fitter, unknown: Unknown, *, is_new: bool
 ) -> Iterator[str]:
     """Yields what a person should look at, a line each; of the columns only if they are new."""
+    if is_new:
+        yield from _header_notes(schema)
+    yield from _column_notes(schema, is_new)
+    yield from _split_notes(schema, cuts, fitter)
+    yield from _missing_notes(fitter)
+    yield from _impression_notes(schema, fitter)
+    yield from _outcome_notes(schema, fitter)
+    if is_new or fitter.grow:  # else those of all parts are told
+        words = unknown_words((name, *counts) for name, counts in unknown["valid"].items())
+        if words:
+            yield f"ids of valid that their tables do not know: {words}"
+    if is_new:
+        yield from _range_notes(schema)
+    yield from _unknown_notes(schema, unknown["train"], is_new)
+
+
+def _header_notes(schema: Schema) -> Iterator[str]:
     names, source = schema.source.names, schema.source
-    if is_new and names and not source.header and source.format != "criteo":
+    if names and not source.header and source.format != "criteo":
         yield (
             f"no header was found, so the columns are called {names[0]} to {names[-1]}; write one"
             " to name them"
         )
+
+
+def _column_notes(schema: Schema, is_new: bool) -> Iterator[str]:
+    """Yields what columns are taken for, where that may be wrong."""
     suspects = schema.suspects
     for name, note in suspects.items():
         yield f"{name}: {note if is_new else note.partition(REMEDY)[0]}"
@@ -39,13 +60,19 @@ def notes(
         is_done = column.kind == "label" and str(column.note).startswith(OUTCOME)
         if column.note and name not in suspects and not is_done:
             yield f"{name}: {column.note}"
-    yield from _split_notes(schema, cuts, fitter)
+
+
+def _missing_notes(fitter: Fitter) -> Iterator[str]:
     for label, lacks in unlabelled(fitter).items():
         missing, rows = sum(lacks.values()), int(fitter.rows.sum())
         yield (
             f"{label}: missing in {missing:,} of {rows:,} rows, which have no loss and are in no"
             " metric of this label"
         )
+
+
+def _impression_notes(schema: Schema, fitter: Fitter) -> Iterator[str]:
+    """Yields how many rows a row stands for."""
     if impressions := schema.role("impressions"):
         counted = ", ".join(name for name in schema.labels if not schema.columns[name].probability)
         among = f"; ones among them: {counted}" if counted else ""
@@ -55,6 +82,10 @@ def notes(
                 f"{impressions}: 0 in {fitter.empty:,} rows, which stand for nothing and are"
                 " left out"
             )
+
+
+def _outcome_notes(schema: Schema, fitter: Fitter) -> Iterator[str]:
+    """Yields which parts have rows of one outcome alone."""
     for (p, part), (t, label) in product(enumerate(PARTS), enumerate(schema.labels)):
         rows = int(fitter.labelled[p, t])
         positives, known = fitter.counts(p, t)
@@ -68,11 +99,11 @@ def notes(
                 so = "so a model that begins with it learns nothing"
                 remedy = "go on with one that knows other rows"
             yield f"{part}: all {rows:,} rows have {label} {min(positives, 1)}, {so}; {remedy}"
-    if is_new or fitter.grow:  # else those of all parts are told
-        words = unknown_words((name, *counts) for name, counts in unknown["valid"].items())
-        if words:
-            yield f"ids of valid that their tables do not know: {words}"
-    for name, part in schema.parts.items() if is_new else ():
+
+
+def _range_notes(schema: Schema) -> Iterator[str]:
+    """Yields of which values training has no rows, though their tables do."""
+    for name, part in schema.parts.items():
         table = schema.encodings[name]
         known = (table.rows or 0) - FIRST
         if table.kind == "range" and table.distinct is not None and table.distinct < known:
@@ -81,13 +112,22 @@ def notes(
                 f"{name}: {values}; the rows of the others stay as they begin, at random, until a"
                 " log has them"
             )
-    learn = {schema.columns[name].table for name, (bad, _) in unknown["train"].items() if bad}
-    tables = dict.fromkeys(str(schema.columns[name].table) for name in unknown["train"])
+
+
+def _unknown_notes(
+    schema: Schema, unknown: dict[str, tuple[int, int]], is_new: bool
+) -> Iterator[str]:
+    """Yields which tables learn nothing for ids that they do not know, and which columns know none.
+
+    unknown: column -> ids of training that its table does not know, and all.
+    """
+    learn = {schema.columns[name].table for name, (bad, _) in unknown.items() if bad}
+    tables = dict.fromkeys(str(schema.columns[name].table) for name in unknown)
     tables = {name: None for name in tables if name not in schema.parts}  # whose ids are all known
     if never := [name for name in tables if name not in learn]:
         reason = "so that the row of unknown ids never learns"
         yield f"tables without an unknown id in training, {reason}: {first_names(never)}"
-    lost = [name for name, (bad, ids) in unknown["train"].items() if ids and bad == ids]
+    lost = [name for name, (bad, ids) in unknown.items() if ids and bad == ids]
     if lost and is_new:
         reason = "an id is known after its first moment, and rows of one time can be one"
         yield (

@@ -7,6 +7,7 @@ from sparrow.core.extensions import Extension
 
 EXTENSION = Extension(
     members={"sparrow.trained.calibrators": {"logistic": "logistic", "isotonic": "isotonic"}},
-    applies=lambda run, options: run.calibrate != "none",
+    settings=True,
+    earlier_names={"calibrate": "method"},
     plans=True,
 )

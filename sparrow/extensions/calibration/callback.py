@@ -39,7 +39,7 @@ class Calibration(Callback):
         if results["stopped_by"]:
             return {}
         with self._world.at("calibrating"):
-            fit = partial(calibrate, self._run.run_dir, self._run.calibrate, else_none=True)
+            fit = partial(calibrate, self._run.run_dir, self._run.calibrator, else_none=True)
             return {"calibrated": run_on_rank0(self._world, "calibrators", fit)}
 
 

@@ -35,10 +35,10 @@ def check_valid(dataset: data.Dataset) -> None:
     rows = dataset.rows("valid")
     are_counts = dataset.schema.role("impressions") is not None
     if not rows:
-        raise UserError(f"--calibrate: {dataset.path} has no valid part to fit to; {REMEDY}")
+        raise UserError(f"calibration: {dataset.path} has no valid part to fit to; {REMEDY}")
     if not dataset.counts("valid"):
         raise UserError(
-            f"--calibrate: the weights of all rows of the valid part of {dataset.path} are 0;"
+            f"calibration: the weights of all rows of the valid part of {dataset.path} are 0;"
             f" {REMEDY}"
         )
     for name, mean in dataset.manifest["label_mean"]["valid"].items():
@@ -46,12 +46,12 @@ def check_valid(dataset: data.Dataset) -> None:
         if not is_known or mean in (0, 1):
             value = f"{mean:g}" if is_known else "missing"
             raise UserError(
-                f"--calibrate: label {name!r} is {value} in all rows of the valid part of"
+                f"calibration: label {name!r} is {value} in all rows of the valid part of"
                 f" {dataset.path}; {REMEDY}"
             )
         if not are_counts and rows * min(mean, 1 - mean) < LEAST:
             raise UserError(
-                f"--calibrate: label {name!r} is {mean:.3g} on average in {rows:,} rows of the"
+                f"calibration: label {name!r} is {mean:.3g} on average in {rows:,} rows of the"
                 f" valid part of {dataset.path}, and {LEAST} of each kind are the least; {REMEDY}"
             )
 
@@ -97,13 +97,13 @@ def fit_calibrators(
         WorseError: when scores are worse afterwards, in rows to which the calibrator was not
             fitted.
     """
-    member: Any = import_module(FAMILY.config(kind, "calibrate").__module__)
+    member: Any = import_module(FAMILY.config(kind, "calibration").__module__)
     weights_B = torch.ones(len(scores_BT)) if weights_B is None else weights_B
     calibrators = []
     for name, scores_B, labels_B in zip(
         names, scores_BT.double().T, labels_BT.double().T, strict=True
     ):
-        place = f"--calibrate: label {name!r}"
+        place = f"calibration: label {name!r}"
         bad = (~torch.isfinite(scores_B)).nonzero()[:, 0].tolist()
         if bad:
             score = f"the score of row {bad[0]} of the valid part is {scores_B[bad[0]]}"

@@ -16,4 +16,4 @@ class Hooks(PlanHooks):
 
     @override
     def check(self, plan: Plan, components: Callable[[], Sequence[Component]]) -> None:
-        check_valid(plan.run.calibrate, plan.dataset)
+        check_valid(plan.run.calibrator, plan.dataset)

@@ -22,9 +22,11 @@ def _is_probed(run: Any, options: Collection[str]) -> bool:
 
 
 def _applies(run: Any, options: Collection[str]) -> bool:
-    """Also to a run whose weights may come from one that kept them in few bits, and to one that was
-    probed before.
+    """Also to a run whose precision is to be chosen, to one whose weights may come from one that
+    kept them in few bits, and to one that was probed before.
     """
+    if run.precision.name == "auto":
+        return True
     has_weights = run.precision.weights != "fp32" or run.init_from is not None
     return has_weights or _is_probed(run, options) or Path(run.run_dir, PROBE_FILE).exists()
 
@@ -36,6 +38,7 @@ def _adapts(run: Any) -> bool:
 EXTENSION = Extension(
     members={"sparrow.layers.precisions": dict.fromkeys(PRECISIONS, "precision")},
     applies=_applies,
+    files=(PROBE_FILE,),
     adapts=_adapts,
     plans=True,
 )

@@ -9,16 +9,22 @@ from typing_extensions import override
 from sparrow.core import Batch, UserError
 from sparrow.embeddings import Component
 from sparrow.extensions.low_precision.probe import bytes_of
+from sparrow.layers.precision import AUTO
 from sparrow.training.plan import Need, Plan, PlanHooks
 
 PART = "the probe"
 
 
 class Hooks(PlanHooks):
-    """A probe is of models that are not compiled, and takes memory."""
+    """A precision is chosen before a run. A probe is of models that are not compiled, and takes
+    memory.
+    """
 
     @override
     def check(self, plan: Plan, components: Callable[[], Sequence[Component]]) -> None:
+        if plan.run.precision.name == AUTO:
+            remedy = "give Python what apps.numerics.auto.choose_precision returns"
+            raise UserError(f"precision: 'auto' is decided by `sparrow train`; {remedy}")
         if "probe" in plan.options and plan.run.compile:
             raise UserError("probe: not of compiled models; leave --probe or compile out")
 

@@ -21,8 +21,8 @@ def _applies(run: Any, options: Collection[str]) -> bool:
         or tables.tier.bytes
         or tables.cache.is_on
     )
-    is_named = run.ssd is not None or "elsewhere" in options
-    return bool(is_chosen or is_named or any(part.tier or part.cache for part in tables.overrides))
+    was_on = "elsewhere" in options
+    return bool(is_chosen or was_on or any(part.tier or part.cache for part in tables.overrides))
 
 
 EXTENSION = Extension(
@@ -31,6 +31,13 @@ EXTENSION = Extension(
         "sparrow.embeddings.caches": {"frames": "exact"},
         "sparrow.checkpoint": {"blocks": "stores.saved", "mixed_sum": "pieces"},
     },
+    settings=True,
+    earlier_names={
+        "ssd": "folder",
+        "checkpoint.whole": "full_checkpoints",
+        "loop.ahead": "prefetch",
+    },
+    may_differ=("folder",),
     applies=_applies,
     elsewhere={".ssd.json": "block_files"},
     plans=True,

@@ -27,6 +27,7 @@ from sparrow.extensions.tiers.claims import (
     take,
 )
 from sparrow.extensions.tiers.folders import make_folder
+from sparrow.extensions.tiers.settings import Config
 from sparrow.extensions.tiers.stores.cached import ssd_of
 from sparrow.extensions.tiers.stores.ssd import SUFFIX
 from sparrow.kernels.block_io import remove
@@ -53,12 +54,12 @@ def remove_files(folders: Collection[Path]) -> None:
 
 
 class BlockFiles(Callback):
-    """The files of blocks of a run. They lie in a folder of `run.ssd` that is the run's alone.
+    """The files of blocks of a run. They lie in a folder of `tiers.folder` that is the run's alone.
 
     A file is removed when no checkpoint needs it and no process has it open.
 
     Args:
-        world: the ranks. Each may have another `run.ssd`.
+        world: the ranks. Each may have another `tiers.folder`.
         run: its settings.
         dir: the run's directory, where a note says which folders it has.
         tables: the model's.
@@ -80,8 +81,9 @@ class BlockFiles(Callback):
         self._say = say
         components = chain.from_iterable(features.components for features in tables)
         has_blocks = any(component.tier.has_blocks for component in components)
-        is_named = has_blocks and not run.checkpoint.whole
-        self._ssd = run.ssd if is_named else None  # else files go away with the process
+        settings = run.settings_of(Config)
+        is_named = has_blocks and not settings.full_checkpoints
+        self._ssd = settings.folder if is_named else None  # else files go away with the process
         records = chain.from_iterable(features.all_records() for features in tables)
         stores = [ssd_of(record.store) for record in records]
         self._stores = [store for store in stores if store is not None]

@@ -97,17 +97,17 @@ def take(folder: Path, note: Note) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
             if (mark := file.read().decode(errors="replace")) and mark not in note.marks:
                 raise UserError(
-                    f"ssd: {folder} was taken by a copy of this run directory; begin again with"
-                    " --resume"
+                    f"tiers.folder: {folder} was taken by a copy of this run directory; begin"
+                    " again with --resume"
                 )
             file.seek(0)
             file.write(note.marks[-1].encode())
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        remedy = "give its user the right to write there, or name another folder with --ssd"
+        remedy = "give its user the right to write there, or name another folder"
         raise UserError(
-            f"ssd: cannot write in {folder} ({error.strerror or error}); {remedy}"
+            f"tiers.folder: cannot write in {folder} ({error.strerror or error}); {remedy}"
         ) from None
 
 

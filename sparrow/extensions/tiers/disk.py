@@ -17,6 +17,7 @@ from sparrow.embeddings import Component
 from sparrow.extensions.tiers import pieces
 from sparrow.extensions.tiers.claims import folders_of
 from sparrow.extensions.tiers.frames import exact_bytes, exact_frames, tier_frames
+from sparrow.extensions.tiers.settings import Config
 from sparrow.extensions.tiers.stores.ssd import queue_bytes
 from sparrow.kernels.block_io import Layout
 from sparrow.kernels.row_cache.policies import policy_of
@@ -49,14 +50,15 @@ def check_disks(
     Raises:
         UserError: names the folder, what is wrong with it or lacks on its disk, and the remedy.
     """
+    settings = run.settings_of(Config)
     on_ssd = [c for c in components if c.tier.has_folder]
-    named = [] if run.checkpoint.whole else [c for c in on_ssd if c.tier.has_blocks]
-    if not on_ssd or run.ssd is None:
+    named = [] if settings.full_checkpoints else [c for c in on_ssd if c.tier.has_blocks]
+    if not on_ssd or settings.folder is None:
         return
     if len(named) < len(on_ssd) and run.checkpoint.background:
         why = "checkpoints with all rows of tables on an SSD are not written in the background"
-        remedy = "leave it out, or have all in memory or in the tier ssd, without checkpoint.whole"
-        raise UserError(f"checkpoint.background: {why}; {remedy}")
+        tables = "all in memory or in the tier ssd, without tiers.full_checkpoints"
+        raise UserError(f"checkpoint.background: {why}; leave it out, or have {tables}")
     batch = dataset.first(min(256, run.data.batch_size))
     ids = batch.ids.values_N.numel() / max(batch.batch_size, 1) / hosts
     steps = (
@@ -71,15 +73,16 @@ def check_disks(
     once = sum(c.tier.disk_bytes(c, used, hosts) for c in named)
     changed = sum(c.tier.disk_bytes(c, ids * between, hosts) for c in named)
     blocks += min(once, changed) * (copies - 1) + once
-    saved = copies * sum(_bytes_saved(component, run.checkpoint.whole) for component in components)
+    has_all = settings.full_checkpoints
+    saved = copies * sum(_bytes_saved(component, has_all) for component in components)
     run_dir = Path(run.run_dir)
-    ssd = Path(run.ssd)
+    ssd = Path(settings.folder)
     own_blocks: list[Path] = []
     for folder in folders_of(run_dir):
         if folder.parent == ssd.resolve():
             own_blocks.extend(folder.glob("*"))
     contents = "rows of tables on an SSD, and their checkpoints,"
-    _check_room(ssd, blocks, own_blocks, contents, "name another folder with --ssd")
+    _check_room(ssd, blocks, own_blocks, contents, "name another folder with --tiers.folder")
     own_files = list(run_dir.glob("checkpoints/*/*"))
     _check_room(run_dir, saved, own_files, "checkpoints", "name another --run_dir")
 

@@ -20,8 +20,8 @@ def make_folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         sync(path.parent)  # a file that is on the disk needs its folder there
     except OSError as error:
-        remedy = "name another folder with --ssd"
-        raise UserError(f"ssd: cannot make {path} ({error.strerror or error}); {remedy}") from None
+        reason = f"cannot be made ({error.strerror or error})"
+        raise UserError(f"{path}: {reason}; name another folder") from None
     return path
 
 

@@ -72,7 +72,7 @@ class MappedRows(MemoryStore):
             except OSError as error:
                 message = f"cannot make a file of its rows in {folder} ({error.strerror or error})"
                 raise UserError(
-                    f"table {component.name!r}: {message}; name another folder with --ssd"
+                    f"table {component.name!r}: {message}; name another folder"
                 ) from None
             memory.madvise(mmap.MADV_RANDOM)  # else each fault reads 128 KiB
             self.register_buffer(

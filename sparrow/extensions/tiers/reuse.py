@@ -20,6 +20,7 @@ from sparrow.embeddings import UNALLOCATED, Component, EmbeddingTables, TableSpe
 from sparrow.embeddings.spec import Tier
 from sparrow.extensions.tiers import ssd
 from sparrow.extensions.tiers.curves import Trace
+from sparrow.extensions.tiers.settings import Config
 from sparrow.extensions.tiers.tiering import Device, Use, cost, largest, probe_disk, smallest, speed
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.run import MOST_AHEAD, Run
@@ -115,7 +116,8 @@ def on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> str:
             break
     if not table_uses or fitting is None:
         return ""
-    device = Device() if run.ssd is None else probe_disk(Path(run.ssd))
+    folder = run.settings_of(Config).folder
+    device = Device() if folder is None else probe_disk(Path(folder))
     options = []
     for size in sorted({least, fitting}):
         costs = [cost(parts, tiers[size], device) for parts in table_uses.values()]
@@ -125,7 +127,7 @@ def on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> str:
             f"--tables.tier.bytes {size} ({memory} of them in memory, at most {rate:,.0f}"
             " examples/s)"
         )
-    setting = f"--ssd {run.ssd or 'DIR'} --tables.tier.name ssd"
+    setting = f"--tiers.folder {folder or 'DIR'} --tables.tier.name ssd"
     return f"{setting} with {' to '.join(options)}, at {device.reads_per_s:,.0f} reads/s"
 
 

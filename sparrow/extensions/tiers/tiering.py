@@ -71,7 +71,7 @@ def probe_disk(folder: Path) -> Device:
         folder.mkdir(parents=True, exist_ok=True)
         folder_context = TemporaryDirectory(prefix=".probe-", dir=folder)
     except OSError as error:
-        raise UserError(f"--ssd {folder}: {error.strerror or error}; name another folder") from None
+        raise UserError(f"{folder}: {error.strerror or error}; name another folder") from None
     with folder_context as place:
         blocks = Blocks(Path(place) / "probe.blocks", layout, table="probe")
         try:

@@ -258,19 +258,29 @@ def _moved_rows(
     moves = {}
     for (component, size), old_N, new_N in zip(parts, old_rows, new_rows, strict=True):
         moves[component.name] = moved_N = torch.full((size.rows,), -1)
-        pairs = torch.stack([old_N[stays], new_N[stays]]).unique(dim=1)
-        pairs = pairs[:, (pairs >= 0).any(0)]  # an id may have no row in a component
-        if (
-            bool((pairs < 0).any())
-            or pairs.shape[1] != len(pairs[0].unique())
-            or pairs.shape[1] != len(pairs[1].unique())
-        ):
-            raise UserError(
-                f"init_from: rows of table {component.name!r} are shared by ids that have other"
-                " rows now; prepare the log with --like and --grow, or choose direct addressing"
-            )
-        moved_N[pairs[0]] = pairs[1]  # each row goes to one, and none to another's
+        olds, news = _pairs(component.name, old_N[stays], new_N[stays])
+        moved_N[olds] = news
     return moves
+
+
+def _pairs(name: str, old_N: torch.Tensor, new_N: torch.Tensor) -> torch.Tensor:
+    """Returns the earlier and the present row of ids, int64 [2, pairs], each row once.
+
+    Raises:
+        UserError: when a row would go to several, or several to one.
+    """
+    pairs = torch.stack([old_N, new_N]).unique(dim=1)
+    pairs = pairs[:, (pairs >= 0).any(0)]  # an id may have no row in a component
+    if (
+        bool((pairs < 0).any())
+        or pairs.shape[1] != len(pairs[0].unique())
+        or pairs.shape[1] != len(pairs[1].unique())
+    ):
+        raise UserError(
+            f"init_from: rows of table {name!r} are shared by ids that have other rows now;"
+            " prepare the log with --like and --grow, or choose direct addressing"
+        )
+    return pairs
 
 
 def _weights(addressing: Addressing, dim: int) -> dict[str, torch.Size]:

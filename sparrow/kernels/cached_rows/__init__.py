@@ -132,7 +132,7 @@ def get(
         requests: tables, each once, and int64 [N] of rows in any order.
     """
     if any(not isinstance(rows.state, Held) for rows, _ in requests):
-        from sparrow.kernels.cached_rows import cpp
+        from sparrow.kernels.cached_rows import cpp  # as above
 
         return cpp.get(requests)
     return reference.get(requests)

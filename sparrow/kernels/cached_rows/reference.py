@@ -52,7 +52,7 @@ def get(
 
 
 def _get(cached: Cached, rows_N: Tensor) -> tuple[dict[str, Tensor], UserError | None]:
-    from sparrow.kernels.cached_rows import BATCH, HITS, MISSES
+    from sparrow.kernels.cached_rows import BATCH, HITS, MISSES  # which imports this file
 
     assert isinstance(cached.state, Held), "it is the compiled operators'"
     frames, held, counts_4 = cached.state.frames, cached.state.fields, cached.counts_4

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
     """See the package."""
-    from sparrow.kernels.row_cache import WAYS, Moves, count
+    from sparrow.kernels.row_cache import WAYS, Moves, count  # which imports this file
 
     rows_U = rows_N.long().unique()
     tags = frames.tags_F.tolist()
@@ -66,7 +66,7 @@ def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
 
 def slots_of(frames: Frames, rows_N: Tensor) -> Tensor:
     """See the package."""
-    from sparrow.kernels.row_cache import WAYS
+    from sparrow.kernels.row_cache import WAYS  # which imports this file
 
     rows_N = rows_N.long()
     ways_NW = frames.sets_of(rows_N)[:, None] * WAYS + torch.arange(WAYS, device=rows_N.device)

@@ -49,7 +49,7 @@ def find(index: Index, keys_N: Tensor, now: int) -> Tensor:
 
 def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int) -> Admitted:
     """See the package."""
-    from sparrow.kernels.row_index import COUNT_NAMES, FREE, Admitted
+    from sparrow.kernels.row_index import COUNT_NAMES, FREE, Admitted  # which imports this file
 
     work = _work(index)
     policy = index.policy
@@ -115,7 +115,7 @@ def _use(index: Index, row: int, now: int) -> None:
 
 
 def _free(index: Index, work: _Work, id: int) -> None:
-    from sparrow.kernels.row_index import FREE
+    from sparrow.kernels.row_index import FREE  # which imports this file
 
     row = work.row_of.pop(id)
     index.ids_R[row] = FREE
@@ -152,7 +152,7 @@ def _place(
     """Returns a free row for an id, or None; how many ids were evicted for it; and how many were
     too old.
     """
-    from sparrow.kernels.row_index import FREE
+    from sparrow.kernels.row_index import FREE  # which imports this file
 
     first, last = index.starts_B1[bucket : bucket + 2].tolist()
     own = range(first + (2 if index.first == 0 and bucket == 0 else 1), last)

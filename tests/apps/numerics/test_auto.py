@@ -151,7 +151,13 @@ def test_of_tables_on_an_ssd_the_short_run_leaves_no_block(tmp_path: Path) -> No
     found = []
     for name in ("auto", "given"):
         how = "auto" if name == "auto" else str(tmp_path / "auto" / "auto.toml")
-        run = run_of(tmp_path / "data", tmp_path / name, **settings, ssd=str(disk), precision=how)
+        run = run_of(
+            tmp_path / "data",
+            tmp_path / name,
+            **settings,
+            **{"tiers.folder": str(disk)},
+            precision=how,
+        )
         run = auto.choose_precision(run, resume=False, overwrite=False)
         assert run.precision.name == "bf16"
         assert not list(disk.glob("*")) or name == "given"

@@ -734,6 +734,8 @@ def test_a_worker_that_is_killed_between_loading_and_turning_to_a_model(
     assert swapping.stopped in server.workers()
     os.kill(swapping.stopped, signal.SIGKILL)
     eventually(lambda: swapping.stopped not in server.workers())
+    # the other one, which began anew, may still be loading
+    eventually(lambda: server.ask("/rank", one).status == 200)
     assert_scored(server.ask("/rank", one), two, one)
 
 

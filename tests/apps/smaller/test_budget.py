@@ -74,12 +74,12 @@ def half(found: Restored, table: str) -> int:
 def allocated(trainer: Trainer) -> dict[str, int]:
     """Bytes of every tensor that tables have in training, and of those that serving needs."""
     train, serve = 0, 0
-    for tables in trainer.tables:
+    for tables in trainer.job.tables:
         for record in tables.all_records():
             sizes = {name: tensor.nbytes for name, tensor in record.fields.items()}
             train, serve = train + sum(sizes.values()), serve + sizes["weight"]
         for weight in tables.combines.parameters():
-            state = trainer.optimizer.state[weight].values()
+            state = trainer.job.optimizer.state[weight].values()
             train += weight.nbytes + sum(v.nbytes for v in state if isinstance(v, Tensor))
             serve += weight.nbytes
         for spec in tables.specs:
@@ -457,7 +457,7 @@ def test_bytes_of_a_proposal_are_those_of_the_run_that_follows(
     """
     where: dict[str, Any] = {
         "tables.tier.name": tier,
-        "ssd": str(tmp_path / "disk"),
+        "tiers.folder": str(tmp_path / "disk"),
         "tables.tier.fraction": 0.2,
     }
     where = (

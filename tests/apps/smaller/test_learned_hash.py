@@ -265,7 +265,7 @@ def test_a_run_keeps_its_map_and_judges_no_row_of_the_fit(log: Path, tmp_path: P
     ids = torch.arange(len(found.row_S))
     assert torch.equal(tables.specs[0].addressing.rows_of(ids)[0], found.row_S.long())
     more = dataclasses.replace(run, run_dir=str(tmp_path / "moved"), loop=Loop(epochs=2))
-    assert Trainer(more, resume=True).run.tables.sizes["item"]["file"] == str(
+    assert Trainer(more, resume=True).job.run.tables.sizes["item"]["file"] == str(
         tmp_path / "moved" / "maps" / "item"
     )
     train(more, resume=True)

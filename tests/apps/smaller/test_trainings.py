@@ -183,7 +183,11 @@ def test_plans_that_cannot_be_trained_are_left_out(noisy: Path) -> None:
 
 
 def test_no_blocks_are_left_on_an_ssd(prepared: Path, tmp_path: Path) -> None:
-    where = {"tables.tier.name": "ssd", "ssd": str(tmp_path / "disk"), "tables.tier.fraction": 0.5}
+    where = {
+        "tables.tier.name": "ssd",
+        "tiers.folder": str(tmp_path / "disk"),
+        "tables.tier.fraction": 0.5,
+    }
     train(
         run_of(
             prepared,

@@ -125,7 +125,10 @@ def trained(prepared_sampled: Path, two: Path, tmp_path_factory: pytest.TempPath
                 tmp_path_factory.mktemp("trained"),
                 two if labels == 2 else prepared_sampled,
             )
-            found[kind, labels] = place, train(run_of(log, place, **MODEL, calibrate=kind))
+            found[kind, labels] = (
+                place,
+                train(run_of(log, place, **MODEL, **{"calibration.method": kind})),
+            )
         return found[kind, labels]
 
     return of
@@ -159,7 +162,9 @@ def test_a_run_that_is_to_have_none_any_more_loses_them(
     """But not those that a command has fitted since, of which the run's settings know nothing."""
     shutil.copytree(trained("isotonic")[0], tmp_path, dirs_exist_ok=True)
     assert restore(tmp_path).calibrators
-    results = train(run_of(prepared_sampled, tmp_path, **MODEL, calibrate="none"), resume=True)
+    results = train(
+        run_of(prepared_sampled, tmp_path, **MODEL, **{"calibration.method": "none"}), resume=True
+    )
     assert "calibrated" not in results and restore(tmp_path).calibrators == ()
     calibrate(tmp_path, "logistic")
     train(run_of(prepared_sampled, tmp_path, **MODEL), resume=True)
@@ -170,7 +175,7 @@ def test_a_run_that_is_to_have_none_any_more_loses_them(
 def test_a_run_that_was_cut_and_a_command_fit_the_same_bits(
     trained: Trained, prepared_sampled: Path, tmp_path: Path, kind: Any
 ) -> None:
-    settings = {**MODEL, "calibrate": kind}
+    settings = {**MODEL, "calibration.method": kind}
     cut, plain = tmp_path / "cut", tmp_path / "plain"
     whole, results = trained(kind)
     stopped = train(
@@ -181,7 +186,7 @@ def test_a_run_that_was_cut_and_a_command_fit_the_same_bits(
     )
     assert stopped["stopped_by"] == "SIGTERM" and "calibrated" not in stopped
     with pytest.raises(
-        UserError, match=rf"has no calibrator, and its run asks for one \(calibrate = '{kind}'\)"
+        UserError, match=rf"has no calibrator, and its run asks for one \(of the kind {kind}\)"
     ):
         restore(cut)
     train(run_of(prepared_sampled, cut, **settings), resume=True)
@@ -234,7 +239,7 @@ def test_scores_of_held_out_rows_become_right_and_keep_their_order(
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_count_by_their_weights(sampled: Made, tmp_path: Path, kind: Any) -> None:
     prepared = sampled(weighted=True)
-    train(run_of(prepared, tmp_path, **MODEL, calibrate=kind))
+    train(run_of(prepared, tmp_path, **MODEL, **{"calibration.method": kind}))
     scores_BT, labels_BT, weights_B = scores_of(restore(tmp_path), prepared, "valid")
     off = [
         float(w @ scores_BT[:, 0]) / float(w @ labels_BT[:, 0])
@@ -251,9 +256,9 @@ def test_the_log_of_a_coin_gets_its_rate(sampled: Made, tmp_path: Path) -> None:
         table = rows(3000, seed)
         coin = pa.array((random.random(3000) < 0.3).astype(np.int64))
         tables[name] = table.set_column(0, "clicked", coin)
-    found = train(run_of(sampled(**tables), tmp_path, **MODEL, calibrate="isotonic"))["calibrated"][
-        "test"
-    ]["clicked"]
+    found = train(
+        run_of(sampled(**tables), tmp_path, **MODEL, **{"calibration.method": "isotonic"})
+    )["calibrated"]["test"]["clicked"]
     assert found["after"]["auc"] == pytest.approx(0.5, abs=0.03)
     assert found["after"]["ne"] == pytest.approx(1, abs=0.01)
 
@@ -314,7 +319,7 @@ def test_a_frame_in_python(tmp_path: Path) -> None:
     table = rows(4000, 3).drop_columns(["bought", "w"])
     given: dict[str, Any] = {
         "label": "clicked",
-        "settings": {"threads": 1, "calibrate": "isotonic", "loop.epochs": 2},
+        "settings": {"threads": 1, "calibration.method": "isotonic", "loop.epochs": 2},
     }
     fitted = sparrow.fit(table, run_dir=tmp_path / "run", **given)
     assert np.array_equal(fitted.predict(table), restore(tmp_path / "run").score_rows(table)[:, 0])
@@ -329,7 +334,7 @@ def test_metrics_of_rows_that_were_fitted_say_so(
 ) -> None:
     runs = [str(tmp_path / "a"), str(tmp_path / "b")]
     begin = ["train", str(prepared_sampled), "--threads", "1", "--loop.epochs", "1"]
-    assert main([*begin, "--run_dir", runs[0], "--calibrate", "isotonic"]) == 0
+    assert main([*begin, "--run_dir", runs[0], "--calibration.method", "isotonic"]) == 0
     said = capfd.readouterr().out
     assert (
         "isotonic calibrator of step" in said
@@ -412,7 +417,7 @@ def test_a_file_that_was_changed_is_refused(
     path.write_text("# a note of a person\n" + text)
     assert restore(tmp_path).calibrators
     other = tmp_path / "other"
-    train(run_of(prepared_sampled, other, **{**MODEL, "seed": 1, "calibrate": "logistic"}))
+    train(run_of(prepared_sampled, other, **{**MODEL, "seed": 1, "calibration.method": "logistic"}))
     shutil.copy(other / calibrators.FOLDER / path.name, path)
     with pytest.raises(UserError, match=f"fitted to another checkpoint of step .*; {again}"):
         restore(tmp_path)
@@ -437,7 +442,7 @@ def test_a_run_keeps_its_scores_where_calibrators_make_them_worse(
         str(prepared_sampled),
         "--run_dir",
         str(tmp_path),
-        "--calibrate",
+        "--calibration.method",
         "logistic",
         "--threads",
         "1",
@@ -476,11 +481,11 @@ def test_a_valid_part_that_cannot_be_fitted_to_is_refused_at_once(
     with pytest.raises(
         UserError,
         match=(
-            f"--calibrate: .*{why}.*; prepare with a larger valid part .*none leaves them as"
+            f"calibration: .*{why}.*; prepare with a larger valid part .*none leaves them as"
             " they are"
         ),
     ):
-        train(run_of(prepared, tmp_path / "run", **MODEL, calibrate="isotonic"))
+        train(run_of(prepared, tmp_path / "run", **MODEL, **{"calibration.method": "isotonic"}))
     assert not (tmp_path / "run").exists()
     train(run_of(prepared, tmp_path / "run", **MODEL))
     with pytest.raises(UserError, match=why):
@@ -500,12 +505,14 @@ def test_a_score_that_is_not_finite_is_refused(prepared_sampled: Path, tmp_path:
             ["a"],
         )
     with pytest.raises(
-        UserError, match="calibrate: 'cubic' is not one of 'none', 'logistic', 'isotonic'"
+        UserError, match="calibration.method: 'cubic' is not one of 'none', 'logistic', 'isotonic'"
     ):
-        run_of(prepared_sampled, tmp_path, calibrate="cubic")
+        run_of(prepared_sampled, tmp_path, **{"calibration.method": "cubic"})
 
 
 def test_without_a_test_part_nothing_is_judged(sampled: Made, tmp_path: Path) -> None:
     prepared = sampled(test=rows(300, 1).slice(0, 0))
-    found = train(run_of(prepared, tmp_path, **MODEL, calibrate="isotonic"))["calibrated"]
+    found = train(run_of(prepared, tmp_path, **MODEL, **{"calibration.method": "isotonic"}))[
+        "calibrated"
+    ]
     assert found["test"] == {} and dataclasses.asdict(restore(tmp_path).calibrators[0])  # type: ignore[call-overload]

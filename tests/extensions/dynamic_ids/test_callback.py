@@ -58,7 +58,7 @@ def test_with_a_row_for_every_id_it_is_the_vocabulary(prepared: Path, tmp_path: 
         )
         runs[name] = Trainer(replace(run, data=replace(run.data, id_dropout={})))
         results[name] = runs[name].fit()
-    one, other = runs["dynamic"], runs["vocabulary"]
+    one, other = runs["dynamic"].job, runs["vocabulary"].job
     assert results["dynamic"]["progressive"] == results["vocabulary"]["progressive"]
     for name, weight in other.model.state_dict().items():
         if not name.endswith("_extra_state"):
@@ -107,9 +107,9 @@ def test_who_has_a_row_as_counted_by_hand(prepared: Path, tmp_path: Path) -> Non
     )
     trainer = Trainer(replace(run, data=replace(run.data, id_dropout={})))
     results = trainer.fit()
-    (tables,) = trainer.tables
+    (tables,) = trainer.job.tables
     found = results["tables"]["ids"]
-    batches = [batch for _, batch in zip(range(12), trainer.dataset.loader(64), strict=False)]
+    batches = [batch for _, batch in zip(range(12), trainer.job.dataset.loader(64), strict=False)]
     assert any(ids["evicted"] for ids in found.values()) and any(
         ids["crowded"] for ids in found.values()
     )
@@ -260,15 +260,15 @@ def test_rows_leave_by_the_logs_time(timed: Path, tmp_path: Path) -> None:
     run = small_run(timed / "p0", tmp_path / "run", tables=tables, batch_size=50)
     trainer = Trainer(replace(run, data=replace(run.data, id_dropout={})))
     ids = trainer.fit()["tables"]["ids"]["item"]
-    index = trainer.tables[0].record("item").index
-    passed = trainer.tables[0].exchange.parts[0].passed
+    index = trainer.job.tables[0].record("item").index
+    passed = trainer.job.tables[0].exchange.parts[0].passed
     times = pq.read_table(timed / "log0.parquet")["ts"].to_pylist()
-    assert passed.time == times[trainer.dataset.rows("train") - 1]
+    assert passed.time == times[trainer.job.dataset.rows("train") - 1]
     held = index.ids_R > 0
     assert ids["rows"] == int(held.sum()) and ids["age"] < 86_400 * 10
-    batch = trainer.dataset.first(50)  # of the first day
-    trainer.model.eval()
-    ((_, rows_N),) = trainer.tables[0].rows_of(batch.ids, "item").items()
+    batch = trainer.job.dataset.first(50)  # of the first day
+    trainer.job.model.eval()
+    ((_, rows_N),) = trainer.job.tables[0].rows_of(batch.ids, "item").items()
     assert bool((index.ids_R[rows_N] < 0).all()), "what was clicked days ago still has rows"
 
 
@@ -304,7 +304,7 @@ def test_the_next_day_goes_on_with_yesterdays_rows(timed: Path, tmp_path: Path) 
     tables = choices(rows=300, clock="time")
     first = Trainer(small_run(timed / "p0", tmp_path / "first", tables=tables))
     first.fit()
-    before = {name: t.clone() for name, t in first.tables[0].record("item").fields.items()}
+    before = {name: t.clone() for name, t in first.job.tables[0].record("item").fields.items()}
     run = small_run(
         timed / "p10",
         tmp_path / "next",
@@ -314,17 +314,19 @@ def test_the_next_day_goes_on_with_yesterdays_rows(timed: Path, tmp_path: Path) 
     )
     after = Trainer(run)
     after.fit()
-    index = after.tables[0].record("item").index
-    passed = after.tables[0].exchange.parts[0].passed
+    index = after.job.tables[0].record("item").index
+    passed = after.job.tables[0].exchange.parts[0].passed
     assert (
         passed.time > 10 * 86_400
-        and passed.examples > first.tables[0].exchange.parts[0].passed.examples
+        and passed.examples > first.job.tables[0].exchange.parts[0].passed.examples
     )
     kept = before["id"] == index.ids_R
     assert 0 < int(kept[before["id"] > 0].sum()) < 300
     old = kept & (before["time"] == index.times_R) & (before["id"] > 0)
     assert int(old.sum()) > 0
-    assert torch.equal(after.tables[0].record("item").fields["weight"][old], before["weight"][old])
+    assert torch.equal(
+        after.job.tables[0].record("item").fields["weight"][old], before["weight"][old]
+    )
 
 
 def test_a_vocabulary_is_not_taken_for_ids_that_come_and_go(timed: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def trainer(prepared: Path, place: Path, **options: Any) -> Trainer:
     how = {
         name: options.pop(name) for name in ("resume", "overwrite", "listener") if name in options
     }
-    chosen = {"tables.tier.name": "ssd", "ssd": str(place / "disk")} | {
+    chosen = {"tables.tier.name": "ssd", "tiers.folder": str(place / "disk")} | {
         n.replace("__", "."): v for n, v in options.items()
     }
     return Trainer(run_of(str(prepared), str(place / "run"), **SETTINGS | chosen), **how)
@@ -175,9 +175,9 @@ def test_a_run_goes_on_with_its_file(
     before = files(tmp_path)
     again = trainer(wide, tmp_path, loop__max_steps=25, resume=True)
     with again.callbacks.open():
-        again._load(last(tmp_path))
+        again.checkpointer.load(last(tmp_path))
         stores = {
-            r.component.name: r.store for tables in again.tables for r in tables.all_records()
+            r.component.name: r.store for tables in again.job.tables for r in tables.all_records()
         }
         held = 0
         # frames that stood by, and rows that waited, may have no frame now
@@ -216,7 +216,7 @@ def test_a_run_goes_on_elsewhere(
     """
     place = tmp_path
     choices: dict[str, dict[str, Any]] = {
-        "folder": {"ssd": str(tmp_path / "disk" / "other")},
+        "folder": {"tiers.folder": str(tmp_path / "disk" / "other")},
         "seed": {"tables__seed": 7},
         "frames": {"tables__tier__fraction": 0.1},
         "lfu": {"tables__tier__fraction": 0.1, "tables__tier__policy": "lfu"},
@@ -231,7 +231,7 @@ def test_a_run_goes_on_elsewhere(
         (tmp_path / "copied").mkdir()
         shutil.copytree(place / "run", tmp_path / "copied" / "run")
         place = tmp_path / "copied"
-        options["ssd"] = str(tmp_path / "disk")
+        options["tiers.folder"] = str(tmp_path / "disk")
     trainer(wide, place, resume=True, **options).fit()
     check(place, in_memory)
     used = {Path(path) for path in last(place).block_files}
@@ -267,7 +267,7 @@ def test_what_a_killed_auto_has_left_goes_with_the_next_training(
     """
     for name in ("killed12", "working1"):
         trainer(
-            wide, tmp_path / f".run.{name}", ssd=str(tmp_path / "disk"), loop__max_steps=5
+            wide, tmp_path / f".run.{name}", tiers__folder=str(tmp_path / "disk"), loop__max_steps=5
         ).fit()
         (tmp_path / f".run.{name}" / "sparrow-prepare.lock").touch()
     working = set(checkpoint.load(tmp_path / ".run.working1" / "run" / "checkpoints").block_files)
@@ -391,7 +391,9 @@ def go_on(wide: Path, place: Path, steps: int, **options: Any) -> list[str]:
         notes.extend([values["text"]] if event == "note" else [])
 
     disk = str(place.parent / "disk")
-    trainer(wide, place, ssd=disk, loop__max_steps=steps, listener=listen, **options).fit()
+    trainer(
+        wide, place, tiers__folder=disk, loop__max_steps=steps, listener=listen, **options
+    ).fit()
     return [note for note in notes if "is a copy, or was restored" in note]
 
 
@@ -482,12 +484,12 @@ def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_pa
     first.fit()
     second = trainer(wide, tmp_path, resume=True)
     with second.callbacks.open():
-        second._load(last(tmp_path))
+        second.checkpointer.load(last(tmp_path))
         assert rows_of(last(tmp_path))
         third = trainer(wide, tmp_path, resume=True)
         told = r"table \w+: .*\.blocks is in use by another process; end it"
         with pytest.raises(UserError, match=told), third.callbacks.open():
-            third._load(last(tmp_path))
+            third.checkpointer.load(last(tmp_path))
 
 
 def test_in_the_background(
@@ -501,10 +503,10 @@ def test_in_the_background(
 
     def slow(*arguments: Any) -> Any:
         """Write once training has gone on, unless it waits for this checkpoint."""
-        begun = run.step
-        while run.step == begun and not waits.wait(0.001):
+        begun = run.progress.step
+        while run.progress.step == begun and not waits.wait(0.001):
             pass
-        at.append(run.step - begun)
+        at.append(run.progress.step - begun)
         return write(*arguments)
 
     def finished(self: Saver) -> None:
@@ -514,7 +516,9 @@ def test_in_the_background(
 
     monkeypatch.setattr(of_saved, "write_rows", slow)
     monkeypatch.setattr(Saver, "finish", finished)
-    run = trainer(wide, tmp_path, checkpoint__background=True, loop__max_steps=35, loop__ahead=2)
+    run = trainer(
+        wide, tmp_path, checkpoint__background=True, loop__max_steps=35, tiers__prefetch=2
+    )
     run.fit()
     assert sum(steps > 0 for steps in at) >= 10
     check(tmp_path, in_memory)
@@ -527,14 +531,14 @@ def test_in_the_background(
 
 def test_with_all_rows(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
     """Such checkpoints need no folder beside the run's. A run changes between the two kinds."""
-    trainer(wide, tmp_path, checkpoint__whole=True, loop__max_steps=25).fit()
+    trainer(wide, tmp_path, tiers__full_checkpoints=True, loop__max_steps=25).fit()
     assert not files(tmp_path) and not last(tmp_path).block_files
     shutil.rmtree(tmp_path / "disk")
     check(tmp_path, in_memory)
     trainer(wide, tmp_path, resume=True, loop__max_steps=35).fit()
     check(tmp_path, in_memory)
     assert files(tmp_path) == needed(tmp_path) and len(files(tmp_path)) == 5
-    trainer(wide, tmp_path, resume=True, checkpoint__whole=True).fit()
+    trainer(wide, tmp_path, resume=True, tiers__full_checkpoints=True).fit()
     check(tmp_path, in_memory)
     assert (
         last(tmp_path).step == 60
@@ -616,7 +620,7 @@ def test_pruned_is_as_from_memory_and_leaves_the_checkpoint_whole(
 def stores_of(of: Trainer) -> list[SsdStore]:
     return [
         store
-        for tables in of.tables
+        for tables in of.job.tables
         for record in tables.all_records()
         if (store := ssd_of(record.store))
     ]
@@ -645,12 +649,14 @@ def test_after_a_resume_the_same_rows_leave(
     """
     # counts are halved on both sides of the stop, and not just there
     monkeypatch.setattr(lfu.Config, "halved", 7)
-    options = {"tables__tier__policy": policy, "loop__ahead": ahead}
+    options = {"tables__tier__policy": policy, "tiers__prefetch": ahead}
     at: dict[int, dict[str, tuple[int, int, int]]] = {}
     with monkeypatch.context() as patched:
         whole = trainer(wide, tmp_path / "whole", **options)
         patched.setattr(
-            whole, "save", lambda best=False: at.setdefault(whole.step, told(whole)) and None
+            whole.checkpointer,
+            "save",
+            lambda progress: at.setdefault(progress.step, told(whole)) and None,
         )
         whole.fit()
     trainer(wide, tmp_path / "cut", loop__max_steps=23, **options).fit()
@@ -675,7 +681,7 @@ def test_beneath_exact_rows_each_use_is_counted_once(
     """
     monkeypatch.setattr(lfu.Config, "halved", 7)
     brought = counted(monkeypatch)
-    options = {"tables__tier__policy": "lfu", "loop__ahead": 3, "tables__format__name": "int8"}
+    options = {"tables__tier__policy": "lfu", "tiers__prefetch": 3, "tables__format__name": "int8"}
     options |= {"tables__cache__fraction": 0.03, "tables__tier__fraction": 0.4}
     options |= {"loop__max_steps": 30, "loop__evaluate_every": 99, "checkpoint__every": 10}
     whole = trainer(wide, tmp_path / "whole", **options)

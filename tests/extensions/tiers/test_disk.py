@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,7 @@ from sparrow.kernels.block_io import Layout
 from sparrow.trained.run import Checkpoints
 from sparrow.training import train
 from sparrow.training.preflight import estimate
-from tests.runs import small_run
+from tests.runs import on_disk, small_run
 
 
 def test_disks_must_have_room(
@@ -35,7 +34,7 @@ def test_disks_must_have_room(
     """For rows that may learn, and for as many checkpoints as are kept; of tables in memory nothing
     is asked.
     """
-    run = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk"))
+    run = on_disk(small_run(prepared, tmp_path / "run"), tmp_path / "disk")
     dataset = data.open(prepared)
     free = {"/": 10**12}
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free["/"]))
@@ -54,7 +53,7 @@ def test_disks_must_have_room(
         UserError,
         match=(
             "disk: rows of tables on an SSD, and their checkpoints, need up to .* name another"
-            " folder with --ssd"
+            " folder with --tiers.folder"
         ),
     ):
         check_disks(run, [replace(large, rows=10**5)], dataset)
@@ -71,7 +70,7 @@ def test_kept_checkpoints_need_what_changed_between_them(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the rows and the best one. Hosts divide it."""
-    run = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk"))
+    run = on_disk(small_run(prepared, tmp_path / "run"), tmp_path / "disk")
     dataset, needs = data.open(prepared), list[float]()
     component = Component(name="t", rows=10**9, dim=16, tier=ssd.Config())
     (tmp_path / "disk").mkdir()
@@ -111,9 +110,9 @@ def free_of(place: Path, size: int) -> SimpleNamespace:
 def test_what_a_run_has_counts_as_free(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the disk of `ssd`: a run that goes on needs no room twice."""
+    """On the disk of `tiers.folder`: a run that goes on needs no room twice."""
     disk, place = tmp_path / "disk", tmp_path / "run"
-    run = replace(small_run(prepared, place), ssd=str(disk))
+    run = on_disk(small_run(prepared, place), disk)
     table, dataset = Component(name="t", rows=10**4, dim=16, tier=ssd.Config()), data.open(prepared)
     of = {"here": disk / "run-1", "elsewhere": tmp_path / "run-1"}
     for folder in (*of.values(), place / "checkpoints" / "step-1"):
@@ -136,10 +135,12 @@ def test_checkpoints_with_all_rows_share_no_blocks(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And all rows of each are in the run directory."""
-    run = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk"))
+    run = on_disk(small_run(prepared, tmp_path / "run"), tmp_path / "disk")
     component = Component(name="t", rows=10**9, dim=16, tier=ssd.Config())
     run, free = (
-        replace(run, checkpoint=Checkpoints(keep=1, whole=True)),
+        on_disk(
+            replace(run, checkpoint=Checkpoints(keep=1)), tmp_path / "disk", full_checkpoints=True
+        ),
         3 * component.rows * component.bytes_row,
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
@@ -152,12 +153,9 @@ def test_checkpoints_with_all_rows_share_no_blocks(
 def test_checkpoints_with_all_rows_in_the_background_are_refused(
     prepared: Path, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {
-        "ssd": str(tmp_path / "disk"),
-        "checkpoint": Checkpoints(background=True, whole=True),
-    }
-    run = small_run(prepared, tmp_path / "run", **settings)
-    over = replace(run, checkpoint=replace(run.checkpoint, whole=False))
+    checkpoints = Checkpoints(background=True)
+    over = on_disk(small_run(prepared, tmp_path / "run", checkpoint=checkpoints), tmp_path / "disk")
+    run = on_disk(over, tmp_path / "disk", full_checkpoints=True)
     for one, tier in ((run, ssd.Config()), (over, host.Config(beneath=ssd.Config()))):
         told = "checkpoint.background: checkpoints with all rows of tables on an SSD are not"
         with pytest.raises(UserError, match=told):
@@ -226,10 +224,8 @@ def test_preflight_counts_rows_beneath_frames_of_a_device(prepared: Path, tmp_pa
         for name in ("memory", "host")
     )
     rows = sum(of.rows or 0 for of in dataset.schema.encodings.values())
-    assert (
-        memory["rows beneath frames"] == 0
-        and host["rows beneath frames"] == memory["tables"] + rows
-    )
+    assert "rows beneath frames" not in memory
+    assert host["rows beneath frames"] == memory["tables"] + rows
     # a frame for each row of so small tables, and what it knows
     assert host["tables"] >= memory["tables"] + 8 * rows
 
@@ -241,7 +237,7 @@ def test_counts_of_rows_are_in_each_checkpoint(
     that is written.
     """
     run, needs = (
-        replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk")),
+        on_disk(small_run(prepared, tmp_path / "run"), tmp_path / "disk"),
         list[int](),
     )
     for policy in ("lru", "lfu"):
@@ -271,7 +267,7 @@ def test_preflight_counts_checkpoints_and_counts_of_rows(prepared: Path, tmp_pat
     that need most.
     """
     run, dataset = (
-        replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk")),
+        on_disk(small_run(prepared, tmp_path / "run"), tmp_path / "disk"),
         data.open(prepared),
     )
     found = {}
@@ -314,11 +310,12 @@ def test_a_folder_that_cannot_be_made_is_named(
         pytest.skip("there is no such place")
     if wrong == "not allowed" and os.geteuid() == 0:
         pytest.skip("root may do all")
-    place = {"run_dir": str(tmp_path / "run"), "ssd": str(tmp_path / "disk")} | {
-        which: str(at / "sparrow" / "x")
-    }
-    run = replace(small_run(prepared, tmp_path), **place)
-    remedy = {"ssd": "name another folder with --ssd", "run_dir": "name another --run_dir"}[which]
+    place = {"run_dir": tmp_path / "run", "ssd": tmp_path / "disk"} | {which: at / "sparrow" / "x"}
+    run = on_disk(small_run(prepared, place["run_dir"]), place["ssd"])
+    remedy = {
+        "ssd": "name another folder with --tiers.folder",
+        "run_dir": "name another --run_dir",
+    }[which]
     said = re.escape(f"{at}/sparrow/x: no folder can be made in {at} ({why}); {remedy}")
     with pytest.raises(UserError, match=f"^{said}$"):
         train(replace(run, tables=replace(run.tables, tier=ssd.Config())))
@@ -340,5 +337,5 @@ def test_a_tier_without_a_folder_asks_for_one(
         assert main([*start, *flags]) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and tables in said
-        assert said.endswith("and no folder on an SSD is named; give --ssd DIR\n")
+        assert said.endswith("and no folder on an SSD is named; give --tiers.folder DIR\n")
     assert not (tmp_path / "run").exists()

@@ -23,7 +23,7 @@ from sparrow.kernels.formats import int8
 from sparrow.trained.run import Checkpoints, Log, Loop
 from sparrow.training import Trainer, preflight, runlog, train
 from tests.analysis.pages import page
-from tests.runs import small_run
+from tests.runs import on_disk, small_run
 
 ALL, FEW = (TableChoices(format=int8.Config(), cache=Cache(fraction=f)) for f in (1.0, 0.2))
 
@@ -32,9 +32,9 @@ def counted(trainer: Trainer, steps: int) -> dict[str, tuple[int, int]]:
     """Table -> different rows of its batches, and rows that some batch had, of so many steps."""
     rows: dict[str, int] = {}
     seen: dict[str, set[int]] = {}
-    (tables,) = trainer.tables
+    (tables,) = trainer.job.tables
     for _, batch in zip(
-        range(steps), trainer.dataset.loader(trainer.run.data.batch_size), strict=False
+        range(steps), trainer.job.dataset.loader(trainer.job.run.data.batch_size), strict=False
     ):
         each: dict[str, set[int]] = {}
         for feature in tables.features:
@@ -100,7 +100,7 @@ def test_bytes_are_those_of_the_tensors_and_of_the_preflight(
     told = found.fit()["tables"]
     held = sum(
         t.nbytes
-        for one in found.tables
+        for one in found.job.tables
         for t in one.buffers()
         if t is not one.exchange.parts[0].lr_T
     )
@@ -148,12 +148,9 @@ def test_what_an_ssd_did_is_told(
     """Also of one beneath the memory of the host. From there nothing is read or written while all
     rows have frames.
     """
-    changes: dict[str, Any] = {
-        "loop": Loop(max_steps=40),
-        "ssd": str(tmp_path / "disk"),
-        "checkpoint": Checkpoints(),
-    }
+    changes: dict[str, Any] = {"loop": Loop(max_steps=40), "checkpoint": Checkpoints()}
     run = small_run(wide, tmp_path / "run", batch_size=16, **changes)
+    run = on_disk(run, tmp_path / "disk")
     run = replace(run, data=replace(run.data, id_dropout={}))
     want = {table: rows for table, (rows, _) in counted(Trainer(run), 40).items()}
     replace(run, tables=replace(run.tables, tier=ON_SSD[name])).save(tmp_path / "run.toml")
@@ -198,7 +195,9 @@ def test_rows_that_find_no_frame_are_told_once(prepared: Path, tmp_path: Path) -
     )
     trainer = Trainer(run, listener=hear)
     trainer.fit()
-    records = [record for one in trainer.tables for record in one.all_records() if record.rounded]
+    records = [
+        record for one in trainer.job.tables for record in one.all_records() if record.rounded
+    ]
     named = ", ".join(f"{record.rounded} of table {record.component.name!r}" for record in records)
     assert [text for text in said if "no frame" in text] == [
         f"rows of caches that found no frame here are stored as other rows: {named}"

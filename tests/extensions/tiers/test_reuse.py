@@ -17,7 +17,7 @@ from sparrow.trained.run import Checkpoints, Loop, Run
 from sparrow.training import preflight
 from sparrow.training.loop import Trainer
 from tests.extensions.tiers.test_curves import lru_miss_ratio
-from tests.runs import small_run
+from tests.runs import on_disk, small_run
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,13 @@ def counters(run: Run, folder: Path, share: float) -> dict[str, tuple[float, flo
     """Table -> hit ratio of a run and of its curve, rows of batches in the run and in the curve."""
     of = Override(where="rows > 1000", tier={"name": "ssd", "fraction": share})
     tables = dataclasses.replace(run.tables, overrides=(of,))
-    run = dataclasses.replace(run, tables=tables, ssd=str(folder / "disk"))
+    run = on_disk(dataclasses.replace(run, tables=tables), folder / "disk")
     dataset = data.open(run.data.path)
     found = reuse.uses(preflight.resolved(run, dataset), dataset)
     trainer = Trainer(run)
     trainer.fit()
     made = {}
-    for record in (record for tables in trainer.tables for record in tables.all_records()):
+    for record in (record for tables in trainer.job.tables for record in tables.all_records()):
         if record.component.tier.is_on:
             store, curve = record.store, found[record.name][0].curve
             expected = 1 - curve.miss_ratio(tier_frames(record.component, record.rows)[0])

@@ -110,7 +110,7 @@ def test_a_run_goes_on_elsewhere(log: Path, prepared: Path, tmp_path: Path, name
         "model": "dlrm",
         "model.dim": 4,
     }
-    settings |= {"ssd": str(tmp_path / "files"), "checkpoint.keep": 9}
+    settings |= {"tiers.folder": str(tmp_path / "files"), "checkpoint.keep": 9}
     there = {f"tables.tier.{key}": value for key, value in {"name": name, **MEMBERS[name]}.items()}
     (tmp_path / "files").mkdir()  # else a run is read in memory
     found, exported = {}, {}
@@ -140,7 +140,8 @@ def test_a_full_disk_is_told_before_rows_are_mapped(
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(
-        UserError, match="'t': cannot make a file of its rows in .*No space left on device.* --ssd"
+        UserError,
+        match="'t': cannot make a file of its rows in .*No space left on device.*; name another folder",
     ):
         made(tmp_path, TIERS.config("mapped")(), fp32.Config())
     assert not list(tmp_path.iterdir())

@@ -85,9 +85,9 @@ def begun(run: Run) -> tuple[Any, list[str]]:
     trainer = Trainer(
         run, listener=lambda event, values: told.append(values["text"]) if event == "note" else None
     )
-    trainer._fit = lambda: {}  # type: ignore[method-assign]
+    trainer._train = lambda: {}  # type: ignore[method-assign]
     trainer.fit()
-    return trainer.model, told
+    return trainer.job.model, told
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])

@@ -95,7 +95,13 @@ class World:
         """A trainer that has what the first run learnt and made no step, and what it said."""
         said: list[str] = []
         trainer = Trainer(self.run(log, run_dir, **{"init_from": str(self.first_run), **changes}))
-        warm_start(trainer.model, trainer.optimizer, trainer.run, trainer.dataset, said.append)
+        warm_start(
+            trainer.job.model,
+            trainer.job.optimizer,
+            trainer.job.run,
+            trainer.job.dataset,
+            said.append,
+        )
         return trainer, said
 
 
@@ -127,7 +133,7 @@ def saved(run_dir: Path) -> tuple[checkpoint.Checkpoint, dict[str, dict[str, tor
 
 def held(trainer: Trainer) -> dict[str, dict[str, torch.Tensor]]:
     """Copies of the fields of a model's tables."""
-    records = [record for tables in tables_of(trainer.model) for record in tables.all_records()]
+    records = [record for tables in tables_of(trainer.job.model) for record in tables.all_records()]
     return {
         record.component.name: {k: v.clone() for k, v in record.fields.items()}
         for record in records
@@ -161,7 +167,7 @@ def test_known_ids_keep_their_rows_and_new_ones_are_fresh(
     """
     then = Transforms.load(world.first_run)
     trainer, said = world.begun(log, tmp_path / "warm")
-    now = trainer.dataset.transforms
+    now = trainer.job.dataset.transforms
     assert now.schema.encodings["item"].low == (100 if log == "grown" else 90)
     assert now.schema.encodings["item"].high == 209
     assert then.schema.encodings["item"].high == 179
@@ -184,8 +190,8 @@ def test_known_ids_keep_their_rows_and_new_ones_are_fresh(
     for table, special in (("user", [0, 1]), ("item", [0, 1])):  # missing and unknown
         assert same(of_rows(got[table], np.array(special)), of_rows(old[table], np.array(special)))
     assert same(got["page"], old["page"])
-    assert same(dict(trainer.model.state_dict()), was.part("dense"))
-    optimizer = optimizer_state(trainer.model, trainer.optimizer)
+    assert same(dict(trainer.job.model.state_dict()), was.part("dense"))
+    optimizer = optimizer_state(trainer.job.model, trainer.job.optimizer)
     assert same(
         {":".join(names): values for names, values in optimizer.items()}, was.part("optimizer")
     )
@@ -207,9 +213,11 @@ def test_known_ids_keep_their_rows_and_new_ones_are_fresh(
 def test_before_a_step_it_predicts_what_the_first_run_did(world: World, tmp_path: Path) -> None:
     raw = pq.read_table(world.root / "one.parquet")
     trainer, _ = world.begun("grown", tmp_path / "warm")
-    table = trainer.dataset.transforms.transform(raw, training=False)
+    table = trainer.job.dataset.transforms.transform(raw, training=False)
     with torch.no_grad():
-        got = torch.cat([trainer.score(b) for b in batches(trainer.dataset.schema, table, 8192)])
+        got = torch.cat(
+            [trainer.evaluator.score(b) for b in batches(trainer.job.dataset.schema, table, 8192)]
+        )
     torch.testing.assert_close(
         got.numpy(), restore(world.first_run).score_rows(raw), rtol=0, atol=0
     )
@@ -229,11 +237,15 @@ def test_a_log_with_another_share_of_negatives(world: World, tmp_path: Path, kep
         world.run("first", tmp_path / "warm"), data=Data(path=str(tmp_path / "log"))
     )
     trainer, said = Trainer(dataclasses.replace(run, init_from=str(world.first_run))), []
-    warm_start(trainer.model, trainer.optimizer, trainer.run, trainer.dataset, said.append)
+    warm_start(
+        trainer.job.model, trainer.job.optimizer, trainer.job.run, trainer.job.dataset, said.append
+    )
     raw = pq.read_table(world.root / "one.parquet")
-    table = trainer.dataset.transforms.transform(raw, training=False)
+    table = trainer.job.dataset.transforms.transform(raw, training=False)
     with torch.no_grad():
-        got = torch.cat([trainer.score(b) for b in batches(trainer.dataset.schema, table, 8192)])
+        got = torch.cat(
+            [trainer.evaluator.score(b) for b in batches(trainer.job.dataset.schema, table, 8192)]
+        )
     torch.testing.assert_close(
         got.numpy(), restore(world.first_run).score_rows(raw), rtol=1e-5, atol=0
     )
@@ -283,12 +295,12 @@ def test_weights_that_were_split_come_whole(world: World, tmp_path: Path) -> Non
             "grown", tmp_path / weights, init_from=str(first), precision=precision
         )
         trainer.callbacks.member(RoundedWeights).begin()  # as a run does when it begins
-        names = {parameter: name for name, parameter in trainer.model.named_parameters()}
-        for weight in trainer.dense:
+        names = {parameter: name for name, parameter in trainer.job.model.named_parameters()}
+        for weight in trainer.job.dense:
             name = names[weight]
             high, low = dense[name].view(torch.int32), lows[f"{name}:low"].to(torch.int32) & 0xFFFF
             assert low.any() and not (high & 0xFFFF).any()
-            whole, state = (high | low).view(torch.float32), trainer.optimizer.state[weight]
+            whole, state = (high | low).view(torch.float32), trainer.job.optimizer.state[weight]
             assert ("low" in state) == (weights == "split")
             if weights == "split":
                 assert torch.equal(state["low"].to(torch.int32) & 0xFFFF, low)
@@ -369,8 +381,8 @@ def test_rows_are_converted_to_another_format(world: World, tmp_path: Path, log:
     assert said[:2] == [f"user: {converted}", f"item: {converted}"]
     assert not any("converted" in text for text in said[2:])
     _, old = saved(world.first_run)
-    got, then, now = held(trainer), Transforms.load(world.first_run), trainer.dataset.transforms
-    key = key_of(trainer.run.seed, "user")
+    got, then, now = held(trainer), Transforms.load(world.first_run), trainer.job.dataset.transforms
+    key = key_of(trainer.job.run.seed, "user")
     was, rows = (torch.from_numpy(users(t, range(30, 60))) for t in (then, now))
     values_UD = old["user"]["weight"][was]
     encoded = int8.Config().encode(values_UD, noise(key, 0, rows, (0, 4), 0))["weight"]
@@ -379,7 +391,7 @@ def test_rows_are_converted_to_another_format(world: World, tmp_path: Path, log:
     assert torch.equal(got["user"]["sum"][rows], sums_U1[:, 0])
     assert torch.equal(got["user"]["touched"][rows], old["user"]["touched"][was])
     assert same(got["page"], old["page"])
-    record = trainer.tables[0].record("user")
+    record = trainer.job.tables[0].record("user")
     step_U1 = (values_UD.amax(1, keepdim=True) - values_UD.amin(1, keepdim=True)) / 255
     assert ((record.weight[rows] - values_UD).abs() <= step_U1 * 1.001).all()
 
@@ -400,16 +412,18 @@ def test_rows_are_decoded_where_fp32_follows(world: World, tmp_path: Path) -> No
         got = held(trainer)
         was, rows = (
             users(t, range(30, 60))
-            for t in (Transforms.load(tmp_path / "narrow"), trainer.dataset.transforms)
+            for t in (Transforms.load(tmp_path / "narrow"), trainer.job.dataset.transforms)
         )
         assert torch.equal(got["user"]["weight"][rows], int8.Config().decode(old["user"], 4)[was])
         assert torch.equal(got["user"]["sum"][rows], old["user"]["sum"][was].float())
         assert old["user"]["sum"].dtype == torch.bfloat16
     raw = pq.read_table(world.root / "one.parquet")
     trainer, _ = world.begun("first", tmp_path / "again", init_from=str(tmp_path / "narrow"))
-    table = trainer.dataset.transforms.transform(raw, training=False)
+    table = trainer.job.dataset.transforms.transform(raw, training=False)
     with torch.no_grad():
-        found = torch.cat([trainer.score(b) for b in batches(trainer.dataset.schema, table, 8192)])
+        found = torch.cat(
+            [trainer.evaluator.score(b) for b in batches(trainer.job.dataset.schema, table, 8192)]
+        )
     torch.testing.assert_close(
         found.numpy(), restore(tmp_path / "narrow").score_rows(raw), rtol=0, atol=0
     )
@@ -462,7 +476,7 @@ def test_a_log_with_fewer_ids_than_the_one_before(world: World, tmp_path: Path) 
     three = day(tmp_path / "three.parquet", range(50, 60), range(100, 120), 2)
     data.prepare([three], tmp_path / "few", schema=SCHEMA)
     trainer, _ = world.begun(str(tmp_path / "few"), tmp_path / "warm")
-    then, now = Transforms.load(world.first_run), trainer.dataset.transforms
+    then, now = Transforms.load(world.first_run), trainer.job.dataset.transforms
     assert now.vocabularies["user"].rows < then.vocabularies["user"].rows
     _, old = saved(world.first_run)
     was, rows = users(then, range(50, 60)), users(now, range(50, 60))
@@ -584,22 +598,22 @@ def test_sizes_stay_when_the_log_grows(world: World, tmp_path: Path, member: str
     trainer, _ = world.begun(
         "grown", tmp_path / "warm", tables=tables, init_from=str(tmp_path / "first")
     )
-    assert trainer.run.tables.sizes == settled
-    now, then = trainer.dataset.transforms, Transforms.load(world.first_run)
+    assert trainer.job.run.tables.sizes == settled
+    now, then = trainer.job.dataset.transforms, Transforms.load(world.first_run)
     assert now.schema.encodings["user"].rows > then.schema.encodings["user"].rows == 62  # type: ignore[operator]
     raw = pq.read_table(world.root / "one.parquet")
     table = now.transform(raw, training=False)
     with torch.no_grad():  # the log before is scored as by the run before
-        got = torch.cat([trainer.score(b) for b in batches(now.schema, table, 8192)])
+        got = torch.cat([trainer.evaluator.score(b) for b in batches(now.schema, table, 8192)])
     torch.testing.assert_close(
         got.numpy(), restore(tmp_path / "first").score_rows(raw), rtol=0, atol=0
     )
-    train(dataclasses.replace(trainer.run, loop=Loop(max_steps=5)))
+    train(dataclasses.replace(trainer.job.run, loop=Loop(max_steps=5)))
     again = Trainer(
-        dataclasses.replace(trainer.run, tables=tables, loop=Loop(max_steps=6)), resume=True
+        dataclasses.replace(trainer.job.run, tables=tables, loop=Loop(max_steps=6)), resume=True
     )
-    assert again.run.tables.sizes == settled
-    train(dataclasses.replace(trainer.run, tables=tables, loop=Loop(max_steps=6)), resume=True)
+    assert again.job.run.tables.sizes == settled
+    train(dataclasses.replace(trainer.job.run, tables=tables, loop=Loop(max_steps=6)), resume=True)
 
 
 def test_a_table_that_grows_over_a_threshold_stays_as_it_was(world: World, tmp_path: Path) -> None:
@@ -608,10 +622,10 @@ def test_a_table_that_grows_over_a_threshold_stays_as_it_was(world: World, tmp_p
         overrides=(Override(where="rows > 90", addressing={"name": "hashed"}),),
     )
     trainer, _ = world.begun("grown", tmp_path / "warm", tables=tables)
-    assert trainer.run.tables.sizes == {"user": {"name": "direct"}, "item": {"name": "direct"}}
+    assert trainer.job.run.tables.sizes == {"user": {"name": "direct"}, "item": {"name": "direct"}}
     fresh = Trainer(world.run("grown", tmp_path / "fresh", tables=tables))
-    assert set(fresh.run.tables.sizes) == {"user", "item"}
-    assert fresh.run.tables.sizes["user"]["name"] == "hashed"
+    assert set(fresh.job.run.tables.sizes) == {"user", "item"}
+    assert fresh.job.run.tables.sizes["user"]["name"] == "hashed"
 
 
 def test_an_addressing_that_cannot_grow_is_refused(world: World, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ _WHY = {
     500: "The service failed",
     503: "The deadline passed, or too many connections are open; see Retry-After",
 }
+_CLOSED = {"additionalProperties": False}
 _ONE: list[Any] = ["null", "boolean", "number", "string"]
 
 
@@ -45,27 +46,61 @@ def describe(scorer: Scorer, name: str, limits: Limits) -> dict[str, Any]:
         model,
         model + "/ready",
     ]
-    closed = {"additionalProperties": False}
-    sizes = scorer.encoder.sizes
     columns = {
-        column: _column(kind, sizes.get(column), limits)
+        column: _column(kind, scorer.encoder.sizes.get(column), limits)
         for column, kind in scorer.encoder.kinds.items()
     }
-    rows = {"type": "object", "properties": columns, "required": list(columns), **closed}
-    lists = {column: {"type": "array", "items": schema} for column, schema in columns.items()}
+    rank = _object(_rank(columns, limits), ["candidates"]) | _CLOSED
+    infer = _infer(scorer, name, columns)
     numbers = {"type": "array", "items": {"type": "number"}}
     label = {"type": "object", "properties": dict.fromkeys(scorer.labels, numbers)}
-    rank = {
-        "user": {"type": "object", "properties": columns, **closed},
+    paths: dict[str, Any] = {
+        path: {"get": {"responses": _answers({"type": "object"})}} for path in gets
+    }
+    paths["/rank"] = _post(rank, _object({"scores": label}, ["version", "scores"]))
+    paths[model + "/infer"] = _post(
+        _object(infer, ["inputs"]), _object({}, ["model_name", "model_version", "outputs"])
+    )
+    features = {"type": "array", "items": {"type": "object"}}
+    explained = {
+        "candidate": {"type": "integer"},
+        "scores": {"type": "object"},
+        "features": features,
+    }
+    paths["/explain/{candidate}"] = _post(rank, _object(explained, list(explained)))
+    paths["/explain/{candidate}"]["parameters"] = _place("candidate")
+    example = _object(
+        {"user": {"type": "object"}, "candidates": {"type": "array"}}, ["user", "candidates"]
+    )
+    paths["/example/{row}"] = {"parameters": _place("row"), "get": {"responses": _answers(example)}}
+    paths["/"] = {"get": {"responses": _answers({"type": "string"}, "text/html")}}
+    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    paths[model + "/infer"]["post"]["responses"]["200"]["content"] |= binary
+    info = {"title": f"Sparrow: {scorer.name}", "version": version("sparrow-rec")}
+    return {"openapi": "3.1.0", "info": info, "paths": paths}
+
+
+def _rank(columns: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """Returns the schemas of what a request for a ranking has. columns: name -> schema of a
+    value.
+    """
+    rows = {"type": "object", "properties": columns, "required": list(columns), **_CLOSED}
+    lists = {column: {"type": "array", "items": schema} for column, schema in columns.items()}
+    return {
+        "user": {"type": "object", "properties": columns, **_CLOSED},
         "candidates": {
             "anyOf": [
                 {"type": "array", "items": rows, "maxItems": limits.candidates},
-                {"type": "object", "properties": lists, **closed},
+                {"type": "object", "properties": lists, **_CLOSED},
             ]
         },
         "top": {"type": ["integer", "null"], "minimum": 1},
         "deadline_ms": {"type": ["number", "null"], "exclusiveMinimum": 0},
     }
+
+
+def _infer(scorer: Scorer, name: str, columns: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schemas of what a request of the Open Inference Protocol has."""
     inputs = v2.metadata(scorer, name, "")["inputs"]
     tensor = {
         "name": {
@@ -80,38 +115,10 @@ def describe(scorer: Scorer, name: str, limits: Limits) -> dict[str, Any]:
         },
         "data": {"type": "array", "items": {"type": _ONE}},
     }
-    infer = {
+    return {
         "inputs": {"type": "array", "items": _object(tensor, list(tensor))},
         "id": {"type": "string"},
     }
-    paths: dict[str, Any] = {
-        path: {"get": {"responses": _answers({"type": "object"})}} for path in gets
-    }
-    paths["/rank"] = _post(
-        _object(rank, ["candidates"]) | closed, _object({"scores": label}, ["version", "scores"])
-    )
-    paths[model + "/infer"] = _post(
-        _object(infer, ["inputs"]), _object({}, ["model_name", "model_version", "outputs"])
-    )
-    features = {"type": "array", "items": {"type": "object"}}
-    explained = {
-        "candidate": {"type": "integer"},
-        "scores": {"type": "object"},
-        "features": features,
-    }
-    paths["/explain/{candidate}"] = _post(
-        _object(rank, ["candidates"]) | closed, _object(explained, list(explained))
-    )
-    paths["/explain/{candidate}"]["parameters"] = _place("candidate")
-    example = _object(
-        {"user": {"type": "object"}, "candidates": {"type": "array"}}, ["user", "candidates"]
-    )
-    paths["/example/{row}"] = {"parameters": _place("row"), "get": {"responses": _answers(example)}}
-    paths["/"] = {"get": {"responses": _answers({"type": "string"}, "text/html")}}
-    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    paths[model + "/infer"]["post"]["responses"]["200"]["content"] |= binary
-    info = {"title": f"Sparrow: {scorer.name}", "version": version("sparrow-rec")}
-    return {"openapi": "3.1.0", "info": info, "paths": paths}
 
 
 def _column(kind: str, size: int | None, limits: Limits) -> dict[str, Any]:

@@ -97,13 +97,33 @@ struct Shape {
 // memory.
 #define APART __attribute__((noinline))
 
+// Asks for a row of fp32. Of a known length it takes no branch: one line more is cheaper where a row is not aligned.
+template <int W, int K>
+INLINE void prefetch_row(const Shape<W, K>& shape, const void* row) {
+  const int64_t bytes = shape.dim * 4;
+  if constexpr (K > 0) {
+    const uint8_t* const begin = static_cast<const uint8_t*>(row);
+    _Pragma("GCC unroll 16") for (int64_t line = 0; line < K * W * 4; line += 64) prefetch(begin + line);
+    prefetch(begin + bytes - 1);
+  } else {
+    prefetch(row, bytes);
+  }
+}
+
 template <int W, int K>
 struct Vectors {
-  V<W> local[K ? K : 1];
+  V<W> v[K];
+  INLINE explicit Vectors(float*) {}
+  INLINE V<W>& operator[](int64_t k) { return v[k]; }
+  INLINE const V<W>& operator[](int64_t k) const { return v[k]; }
+};
+
+template <int W>
+struct Vectors<W, 0> {
   V<W>* const v;
-  INLINE explicit Vectors(float* scratch) : v(K ? local : reinterpret_cast<V<W>*>(scratch)) {}
-  INLINE V<W>& operator[](int64_t k) { return K ? local[k] : v[k]; }
-  INLINE const V<W>& operator[](int64_t k) const { return K ? local[k] : v[k]; }
+  INLINE explicit Vectors(float* scratch) : v(reinterpret_cast<V<W>*>(scratch)) {}
+  INLINE V<W>& operator[](int64_t k) { return v[k]; }
+  INLINE const V<W>& operator[](int64_t k) const { return v[k]; }
 };
 
 template <int W>
@@ -376,15 +396,24 @@ APART void pool_shape(const Pool& p, const Shape<W, K>& shape) {
     Vectors<W, K> sum(p.scratch);
     EACH(k, sum[k] = V<W>{});
     const int64_t length = p.offsets[b + 1] - p.offsets[b];
-    for (const uint8_t* const* const last = row + length; row < last; ++row) {
-      if (row + ahead < end) prefetch(address_of(row[ahead]), p.at.bytes);
-      const Reader reader(*row, shape.dim);
-      if (p.weights) {
+    const auto each_row = [&](const auto& add) __attribute__((always_inline)) {
+      for (const uint8_t* const* const last = row + length; row < last; ++row) {
+        if (row + ahead < end) {
+          if constexpr (__is_same(Reader, Fp32)) prefetch_row(shape, row[ahead]);
+          else prefetch(address_of(row[ahead]), p.at.bytes);
+        }
+        add(Reader(*row, shape.dim));
+      }
+    };
+    // A loop each: in one for both the compiler reads a whole row before it asks for weights, and sums have no room.
+    if (p.weights) {
+      each_row([&](const Reader& reader) __attribute__((always_inline)) {
         const float weight = p.weights[row - p.at.rows];
         EACH(k, sum[k] += values<W>(reader, shape.at(k)) * weight);
-      } else {
-        EACH(k, sum[k] += values<W>(reader, shape.at(k)));
-      }
+      });
+    } else {
+      each_row([&](const Reader& reader)
+                   __attribute__((always_inline)) { EACH(k, sum[k] += values<W>(reader, shape.at(k))); });
     }
     if (p.mean && length > 1) {
       const float scale = 1.0f / static_cast<float>(length);
@@ -422,8 +451,8 @@ APART void product_shape(const Pool& p, const Shape<W, K>& shape) {
     const int64_t length = is_unpooled ? 1 : p.offsets[b + 1] - p.offsets[b];
     for (const int64_t last = n + length; n < last; ++n) {
       if (n + ahead < p.count) {
-        prefetch(p.at.rows[n + ahead], p.at.bytes);
-        prefetch(p.by[n + ahead], p.at.bytes);
+        prefetch_row(shape, p.at.rows[n + ahead]);
+        prefetch_row(shape, p.by[n + ahead]);
       }
       const float* const row = reinterpret_cast<const float*>(p.at.rows[n]);
       const float* const by = reinterpret_cast<const float*>(p.by[n]);
@@ -459,6 +488,10 @@ APART void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   }
 }
 
+struct Factors {  // of a gradient, one after the other
+  float scale, weight;
+};
+
 // Sum the gradients of each row that has a key in [begin, end), in order of occurrence, and apply the rule or write
 // the sum and the row's number one after the other.
 template <bool simple, bool product, int W, int K>
@@ -470,8 +503,8 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   Vectors<W, K> sum(r.scratch);
   const auto ask = [&](int64_t i) __attribute__((always_inline)) {
     if (i >= end) return;
-    prefetch(r.gradient(keys[i]), shape.dim * 4);
-    if (product && !r.by_is_small) prefetch(r.by[payload_of(keys[i])], shape.dim * 4);
+    prefetch_row(shape, r.gradient(keys[i]));
+    if (product && !r.by_is_small) prefetch_row(shape, r.by[payload_of(keys[i])]);
     if (!rows && (i == r.begin || row_of(keys[i]) != row_of(keys[i - 1])))
       prefetch_target<simple>(*r.table, row_of(keys[i]));
   };
@@ -479,25 +512,32 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   for (int64_t i = r.begin; i < end;) {
     const int64_t row = row_of(keys[i]);
     EACH(k, sum[k] = V<W>{});
-    for (; i < end && row_of(keys[i]) == row; ++i) {
-      ask(i + ahead);
-      const float* from = r.gradient(keys[i]);
-      if (product) {
-        const float* const by = r.by[payload_of(keys[i])];
-        const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
-        const float weight = r.weights ? r.weights[payload_of(keys[i])] : 1.0f;
-        if (by) {
-          EACH(k, sum[k] += load<W>(from + shape.at(k)) * scale * weight * load<W>(by + shape.at(k)));
-        } else {
-          EACH(k, sum[k] += load<W>(from + shape.at(k)) * scale * weight);
-        }
-      } else if (r.scale || r.weights) {
-        const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
-        const float weight = r.weights ? r.weights[payload_of(keys[i])] : 1.0f;
-        EACH(k, sum[k] += load<W>(from + shape.at(k)) * scale * weight);
-      } else {
-        EACH(k, sum[k] += load<W>(from + shape.at(k)));
+    const auto each_gradient = [&](const auto& add) __attribute__((always_inline)) {
+      for (; i < end && row_of(keys[i]) == row; ++i) {
+        ask(i + ahead);
+        add(r.gradient(keys[i]));
       }
+    };
+    const auto factors = [&]() __attribute__((always_inline)) {
+      const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
+      return Factors{scale, r.weights ? r.weights[payload_of(keys[i])] : 1.0f};
+    };
+    if (product) {
+      each_gradient([&](const float* from) __attribute__((always_inline)) {
+        const Factors f = factors();
+        if (const float* const by = r.by[payload_of(keys[i])])
+          EACH(k, sum[k] += load<W>(from + shape.at(k)) * f.scale * f.weight * load<W>(by + shape.at(k)));
+        else
+          EACH(k, sum[k] += load<W>(from + shape.at(k)) * f.scale * f.weight);
+      });
+    } else if (r.scale || r.weights) {
+      each_gradient([&](const float* from) __attribute__((always_inline)) {
+        const Factors f = factors();
+        EACH(k, sum[k] += load<W>(from + shape.at(k)) * f.scale * f.weight);
+      });
+    } else {
+      each_gradient([&](const float* from)
+                        __attribute__((always_inline)) { EACH(k, sum[k] += load<W>(from + shape.at(k))); });
     }
     if (rows) {
       *rows++ = row;
@@ -547,6 +587,9 @@ APART void update_shape(const Update& u, const Shape<W, K>& shape) {
     case 7: return F(arguments, Shape<16, 2>{dim});                                            \
     case 8: return F(arguments, Shape<16, 3>{dim});                                            \
     case 9: return F(arguments, Shape<16, 4>{dim});                                            \
+    case 10: return F(arguments, Shape<16, 5>{dim});                                           \
+    case 11: return F(arguments, Shape<16, 6>{dim});                                           \
+    case 12: return F(arguments, Shape<16, 7>{dim});                                           \
     case 13: return F(arguments, Shape<16, 8>{dim});                                           \
     case 21: return F(arguments, Shape<16, 16>{dim});                                          \
     default: return F(arguments, Shape<16, 0>{dim});                                           \

@@ -9,33 +9,41 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-constexpr int kDigit = 11;                  // the most bits that one pass of the sort looks at
-constexpr int64_t kCounters = 3 << kDigit;  // for all passes: bits / digit bits * 2^digit is largest at 32 / 11
-constexpr int64_t kSample = 512;            // lookups that decide which rows are whose
+constexpr int kDigit = 11;                 // the most bits that one pass of the sort looks at, where it has several
+constexpr int kOnlyDigit = 16;             // the most bits that its only pass looks at
+constexpr int64_t kSeveral = 3 << kDigit;  // counters of several passes: largest for 32 bits
+constexpr int64_t kSample = 512;           // lookups that decide which rows are whose
 
-struct Digits {  // how the rows of a table are sorted: few passes for many keys, few counters for few
+// How the rows of a table are sorted: few passes for many keys, few counters for few. One pass is enough where each row
+// has two keys on average, so that counters are fewer than keys.
+struct Digits {
   int bits, each, passes;
 
   Digits(int64_t N, int64_t rows) : bits(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(rows - 1, 1)))) {
-    const int most = std::clamp(static_cast<int>(std::bit_width(static_cast<uint64_t>(N))), 6, kDigit);
+    const int most = rows <= N / 2 && bits <= kOnlyDigit
+                         ? bits
+                         : std::clamp(static_cast<int>(std::bit_width(static_cast<uint64_t>(N))), 6, kDigit);
     passes = (bits + most - 1) / most;
     each = (bits + passes - 1) / passes;
   }
 };
 
+// Counters that a sort of N keys takes at most.
+int64_t counters_for(int64_t N) { return std::max(kSeveral, std::min(N, int64_t{1} << kOnlyDigit)); }
+
 // Least-significant-digit radix sort by row; it is stable, so a row's lookups stay in order of occurrence. The sorted
 // keys are in `keys` after an even number of passes, else in `other`.
 // Not inlined: with it inside its caller `row_gradients` took 4 to 10 % longer (measured).
 __attribute__((noinline)) void sort_by_row(uint64_t* keys, uint64_t* other, int64_t N, const Digits& digits,
-                                           int64_t* counters) {
+                                           uint32_t* counters) {
   const int64_t buckets = 1LL << digits.each;
   const uint64_t mask = buckets - 1;
-  std::fill(counters, counters + buckets * digits.passes, 0);
+  std::fill(counters, counters + buckets * digits.passes, 0u);
   for (int64_t i = 0; i < N; ++i)
     for (int pass = 0; pass < digits.passes; ++pass)
       ++counters[pass * buckets + (keys[i] >> (32 + pass * digits.each) & mask)];
   for (int pass = 0; pass < digits.passes; ++pass) {
-    int64_t *next = counters + pass * buckets, total = 0;
+    uint32_t *next = counters + pass * buckets, total = 0;
     for (int64_t digit = 0; digit < buckets; ++digit) total += std::exchange(next[digit], total);
     const int shift = 32 + pass * digits.each;
     for (int64_t i = 0; i < N; ++i) other[next[keys[i] >> shift & mask]++] = keys[i];
@@ -128,7 +136,7 @@ std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t thre
         bags = std::max(bags, shares[t].mean ? shares[t].bags : 0);
         products = std::max(products, shares[t].product ? shares[t].N : 0);
       }
-    space.counters.take((worker == 0 ? threads : 1) * kCounters);
+    space.counters.take((worker == 0 ? threads : 1) * counters_for(N));
     space.scratch.take((worker == 0 ? threads : 1) * kScratch(dim));
     if (!own_keys) continue;
     space.keys.take(N);
@@ -157,9 +165,10 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
   r.by_is_small = true;
   for (const Feature* f : share.features) r.by_is_small = r.by_is_small && f->by_is_small;
   const Digits digits(share.N / team, rows);
+  const int64_t counters_each = counters_for(share.N);  // so far apart are those of the team's threads
   const int64_t S = static_cast<int64_t>(share.features.size());
   auto finish = [&](int64_t c, int64_t begin, int64_t end) {
-    sort_by_row(keys + begin, other + begin, end - begin, digits, space.counters.get() + c * kCounters);
+    sort_by_row(keys + begin, other + begin, end - begin, digits, space.counters.get() + c * counters_each);
     then(c, digits.passes % 2 ? other : keys, begin, end);
   };
   const std::vector<int64_t>& first = share.first;
@@ -184,9 +193,9 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
   };
   // Each thread counts, in its part of each feature, how many lookups go to which owner.
   parallel(team, [&](int64_t c) {
-    int64_t* count = space.counters.get() + c * kCounters;  // apart from the other threads'
+    uint32_t* count = space.counters.get() + c * counters_each;  // apart from the other threads'
     for (int64_t s = 0; s < S; ++s) {
-      std::fill(count, count + team, 0);
+      std::fill(count, count + team, 0u);
       each_part(c, s, false, [count](int64_t owner, uint64_t) { ++count[owner]; });
       std::copy(count, count + team, places.begin() + (s * team + c) * team);
     }
@@ -200,7 +209,7 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
   }
   // The same threads go over the same parts again and put the keys there.
   parallel(team, [&](int64_t c) {
-    int64_t* next = space.counters.get() + c * kCounters;
+    uint32_t* next = space.counters.get() + c * counters_each;
     for (int64_t s = 0; s < S; ++s) {
       std::copy_n(places.begin() + (s * team + c) * team, team, next);
       each_part(c, s, true, [keys, next](int64_t owner, uint64_t key) { keys[next[owner]++] = key; });

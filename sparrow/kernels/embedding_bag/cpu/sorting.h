@@ -12,7 +12,7 @@ namespace sparrow::embedding_bag {
 // The memory of one thread, or of a table's team.
 struct Workspace {
   Buffer<uint64_t> keys, other;
-  Buffer<int64_t> counters;
+  Buffer<uint32_t> counters;
   Buffer<uint32_t> bag;
   Buffer<float> weights, scale, scratch;
   Buffer<const float*> by;

@@ -271,7 +271,7 @@ def test_training_and_scoring_run_through_a_new_candidate(
     run = small_run(
         prepared, tmp_path / "run", model=dcnv2.Config(dim=4, deep=(8,)), loop=Loop(max_steps=6)
     )
-    model = Trainer(run).model.model
+    model = Trainer(run).job.model.model
     shapes = {
         name: model.get_parameter(name).shape
         for name, one in named_sites(model).items()

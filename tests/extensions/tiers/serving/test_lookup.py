@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_made_is_refused(model: Path, tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(
         UserError,
-        match=r"ssd: cannot make .*/x \(Not a directory\); name another folder with --ssd",
+        match=r".*/x: cannot be made \(Not a directory\); name another folder$",
     ):
         load(model, ssd=ssd(tmp_path / "file" / "x", least_mb=64.0))
 
