@@ -126,8 +126,6 @@ def _set_up_process(command: str) -> None:
     return_freed_memory() if command == "prepare" else keep_freed_memory()
     # LightGBM imports it for estimators that nothing here uses: a half to a second
     leave_out("sklearn", "lightgbm.compat")
-    # LightGBM imports it for estimators that nothing here uses: a half to a second
-    leave_out("sklearn", "lightgbm.compat")
     # pyarrow imports it wherever it is installed: 46 MB and a third of a second
     leave_out("pandas")
 
