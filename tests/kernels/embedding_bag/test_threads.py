@@ -40,6 +40,34 @@ def test_any_number_of_threads_has_the_same_bits(
     assert_close(first, updated(call, "reference"), shape)
 
 
+@built
+@pytest.mark.parametrize(
+    ("lookups", "rows"),
+    [
+        (20_000, 1),
+        (20_000, 9_999),
+        (20_000, 10_000),
+        (20_000, 10_001),
+        (140_000, 2**16),
+        (140_000, 2**16 + 1),
+    ],
+)
+def test_rows_about_half_as_many_as_lookups(
+    lookups: int, rows: int, threads: Callable[[int], None]
+) -> None:
+    """From there on they are sorted in one pass, which has a counter for each row."""
+    shape = Shape(keys=([5, 0, 14, 1] * (lookups // 20),), rows=(rows,))
+    call = build(shape, [5], RULES["rowwise_adagrad, plain"])
+    close, first = updated(call, "reference"), {}
+    for count in (1, 2, 3):
+        threads(count)
+        for fused in (True, False):
+            after = updated(call, "cpp", fused=fused)
+            first = first or after
+            assert_same(after, first, f"{count} threads, fused: {fused}")
+    assert_close(first, close, f"{rows} rows")
+
+
 @pytest.mark.slow
 @built
 @pytest.mark.parametrize("rows", [2**21 + 5, 2**22 + 1])
